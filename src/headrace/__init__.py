@@ -1,0 +1,1 @@
+"""headrace: an LLM inference server that knows its own physics."""
