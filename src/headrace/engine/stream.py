@@ -1,0 +1,119 @@
+"""Streams: what a request gave, on the event loop's side of the engine's thread.
+
+Owns the way from the engine's deliveries to whoever awaits a request's events: one call into the loop per step, a
+queue per request. Leaving a stream early cancels its request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+
+from headrace.engine.engine import Delivery, Engine, EngineThread, Rejected
+from headrace.types import Event, Finished, Request, RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Stamped:
+    """An event and when its step ended."""
+
+    now_us: int
+    event: Event
+
+
+class Stream:
+    """One request's events, in order, ending with Finished. Use as an async context manager and iterator."""
+
+    def __init__(self, owner: AsyncEngine, request: Request) -> None:
+        self.request = request
+        self._owner = owner
+        self._queue: asyncio.Queue[Stamped | RequestError] = asyncio.Queue()
+        self._has_ended = False
+
+    def put(self, item: Stamped | RequestError) -> None:
+        self._queue.put_nowait(item)
+
+    async def __aenter__(self) -> Stream:
+        self._owner.open(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._owner.close(self, is_cancelled=not self._has_ended)
+
+    async def __aiter__(self) -> AsyncIterator[Stamped]:
+        """The events as they come; raises RequestError if the engine refused the request."""
+        while not self._has_ended:
+            item = await self._queue.get()
+            if isinstance(item, RequestError):
+                self._has_ended = True
+                raise item
+            self._has_ended = isinstance(item.event, Finished)
+            yield item
+
+
+class AsyncEngine:
+    """An engine on its thread, for callers on one asyncio event loop."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._ids = itertools.count(1)
+        self._streams: dict[int, Stream] = {}
+        self._thread = EngineThread(engine, self._deliver)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Must be called on the event loop that will await the streams."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        await asyncio.to_thread(self._thread.stop)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def stream(self, request: Request) -> Stream:
+        """A stream of the request's events; the request is submitted when the stream is entered."""
+        return Stream(self, request)
+
+    @property
+    def num_open(self) -> int:
+        return len(self._streams)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive
+
+    @property
+    def is_idle(self) -> bool:
+        return self._thread.is_idle()
+
+    def open(self, stream: Stream) -> None:
+        self._streams[stream.request.id] = stream
+        self._thread.submit(stream.request)
+
+    def close(self, stream: Stream, *, is_cancelled: bool) -> None:
+        self._streams.pop(stream.request.id, None)
+        if is_cancelled:
+            self._thread.cancel(stream.request.id)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        """On the engine's thread: hand the step's events to the loop, in one call."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._dispatch, delivery)
+
+    def _dispatch(self, delivery: Delivery) -> None:
+        for event in delivery.events:
+            stream = self._streams.get(event.request_id)
+            if stream is None:
+                continue  # the client left
+            if isinstance(event, Rejected):
+                reason = event.rejection
+                stream.put(RequestError(reason.message, reason.param, reason.code))
+            else:
+                stream.put(Stamped(delivery.now_us, event))
