@@ -1,0 +1,51 @@
+# make serve | make test | make build | make lint | make bench: each sets up what it needs, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/simd/*.h csrc/kernels/*.inc)
+SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/simd/*.h csrc/kernels/*.inc)
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --require-virtualenv
+MODEL ?= smollm2-135m
+PORT ?= 8000
+
+.PHONY: build serve test lint format bench clean
+
+build: $(VENV)/built.stamp
+
+$(VENV)/pip.stamp:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("headrace needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade 'pip>=25.1'  # dependency groups
+	@touch $@
+
+# Editable: Python sources are used where they lie; a change of the core or of the dependencies builds again.
+$(VENV)/built.stamp: $(VENV)/pip.stamp pyproject.toml $(NATIVE)
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/built.stamp pyproject.toml
+	$(PIP) install --group dev
+	@touch $@
+
+serve: build
+	$(BIN)/headrace serve --model $(MODEL) --port $(PORT)
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(SOURCES)
+
+bench: build
+	$(BIN)/python -m bench.decode --model $(MODEL)
+
+clean:
+	rm -rf $(VENV) build
