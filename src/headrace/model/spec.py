@@ -10,6 +10,8 @@ import enum
 import math
 from dataclasses import dataclass
 
+from headrace.types import ModelError
+
 
 class RopeScaling(enum.Enum):
     NONE = "none"
@@ -35,11 +37,15 @@ class RopeSpec:
     high_freq_factor: float = 4.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: whole pairs at the ends of the blend
     attention_factor: float | None = None  # yarn; None: the paper's 0.1 ln(factor) + 1
+    factors: tuple[float, ...] = ()  # per pair, dividing its frequency before any scaling; empty: none
 
     def frequencies(self) -> tuple[float, ...]:
         """Angle per position of each pair: [dim/2], radians. Sources: Su et al. 2021; Llama 3.1's and YaRN's rules."""
         plain = tuple(self.theta ** (-2 * i / self.dim) for i in range(self.dim // 2))
+        if self.factors:
+            plain = tuple(freq / factor for freq, factor in zip(plain, self.factors, strict=True))
         match self.scaling:
             case RopeScaling.NONE:
                 return plain
@@ -56,7 +62,21 @@ class RopeSpec:
             return 1.0
         if self.attention_factor is not None:
             return self.attention_factor
-        return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+        return yarn_magnitude(self.factor)
+
+    def check(self, source: str, head_dim: int) -> None:
+        """Raise ModelError where the numbers contradict each other; each alone was checked when it was read."""
+        if self.dim % 2 or self.dim > head_dim:
+            raise ModelError(
+                f"{source}: rotary dimension is {self.dim}; it must be even, at most head_dim ({head_dim})"
+            )
+        if self.factors and len(self.factors) != self.dim // 2:
+            raise ModelError(f"{source}: {len(self.factors)} rotary factors for {self.dim // 2} pairs")
+        if self.scaling is RopeScaling.LLAMA3 and self.low_freq_factor >= self.high_freq_factor:
+            low, high = self.low_freq_factor, self.high_freq_factor
+            raise ModelError(f"{source}: low_freq_factor is {low}; it must be below high_freq_factor ({high})")
+        if self.scaling is RopeScaling.YARN and self.beta_slow > self.beta_fast:
+            raise ModelError(f"{source}: beta_slow {self.beta_slow} is above beta_fast {self.beta_fast}")
 
     def _llama3(self, freq: float) -> float:
         wavelength = 2 * math.pi / freq
@@ -74,8 +94,10 @@ class RopeSpec:
             """The (fractional) pair that makes `rotations` turns over the trained context."""
             return self.dim * math.log(self.original_max_len / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
-        low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
-        high = min(math.ceil(pair_that_turns(self.beta_slow)), self.dim - 1)
+        low, high = pair_that_turns(self.beta_fast), pair_that_turns(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0.0), min(high, self.dim - 1.0)
         span = max(high - low, 0.001)
 
         def blend(i: int, freq: float) -> float:
@@ -83,6 +105,11 @@ class RopeSpec:
             return freq * (1 - ramp) + freq / self.factor * ramp
 
         return tuple(blend(i, freq) for i, freq in enumerate(plain))
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """Temperature correction of a context stretched by `factor` (Peng et al. 2023, equation 22)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +128,12 @@ class ModelSpec:
     norm_eps: float
     rope: RopeSpec
     is_embedding_tied: bool
+
+    def check(self, source: str) -> None:
+        """Raise ModelError where the numbers contradict each other; each alone was checked when it was read."""
+        if self.num_heads % self.num_kv_heads:
+            raise ModelError(f"{source}: {self.num_heads} heads cannot share {self.num_kv_heads} KV heads evenly")
+        self.rope.check(source, self.head_dim)
 
     @property
     def num_parameters(self) -> int:
