@@ -1,0 +1,51 @@
+"""EngineConfig: what whoever starts an engine may choose, with the defaults that suit most."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from headrace.types import CapacityError
+
+
+class BackendKind(enum.Enum):
+    CPU = "cpu"
+    REFERENCE = "reference"  # numpy: slow, the oracle
+
+
+class OrderKind(enum.Enum):
+    FCFS = "fcfs"
+    PRIORITY = "priority"
+    STATIC = "static"  # the textbook baseline: a batch runs until its longest answer ends
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """None means: decided from the model and the machine, and reported."""
+
+    max_len: int | None = None  # tokens of a sequence; None: the model's context
+    max_seqs: int = 64  # sequences running at once
+    max_step_tokens: int = 512  # tokens fed in one step
+    max_kv_bytes: int | None = None
+    threads: int | None = None
+    isa: str | None = None  # "avx512", "avx2", "scalar"; None: the best the processor has
+    backend: BackendKind = BackendKind.CPU
+    is_exact: bool = False  # f32 activations, keys and values: slow, for comparison with other implementations
+    has_prefix_cache: bool = True
+    order: OrderKind = OrderKind.FCFS
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("max_len", self.max_len, 2),
+            ("max_seqs", self.max_seqs, 1),
+            ("max_step_tokens", self.max_step_tokens, 1),
+            ("max_kv_bytes", self.max_kv_bytes, 1),
+            ("threads", self.threads, 1),
+        ):
+            if value is not None and value < least:
+                raise CapacityError(f"{name} is {value}; it must be at least {least}")
+        if self.max_seqs > self.max_step_tokens:
+            raise CapacityError(
+                f"max_step_tokens is {self.max_step_tokens}, less than max_seqs ({self.max_seqs}): "
+                "a step must have room for one token of every sequence"
+            )
