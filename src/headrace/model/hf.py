@@ -86,7 +86,7 @@ def _token_text(config: Fields, name: str) -> str | None:
 
 
 def _chat_template(directory: Path, config: Fields) -> str | None:
-    """chat_template.jinja where it is there, as in transformers; else tokenizer_config.json's (the one named default)."""
+    """As in transformers: chat_template.jinja, else tokenizer_config.json's, the one named default."""
     path = inside(directory, CHAT_TEMPLATE)
     if path.exists():
         return _read_text(path)
