@@ -1,0 +1,402 @@
+"""The scheduler: which sequences run in the next step, with how many tokens each, in which blocks.
+
+A deterministic state machine: requests and results in, plans and events out. Refuses to know clocks, kernels, text
+and threads; times are numbers that it is handed. One step is out at a time: plan(), then commit() or rollback().
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+
+from headrace.sched.limits import check_limits, reject
+from headrace.sched.order import Order, Rank
+from headrace.sched.sequence import Sequence, Status
+from headrace.sched.step import check_result, lay_out
+from headrace.sched.tables import BlockTables
+from headrace.types import (
+    Event,
+    Finished,
+    FinishReason,
+    InvariantError,
+    KVGroup,
+    Limits,
+    Preempted,
+    Rejection,
+    Request,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    Tokens,
+)
+
+
+class Scheduler:
+    """Every step lets what is *computed* of a sequence catch up with what is *known*, plus drafts behind it.
+
+    Prefill, a chunk of one, the rest behind a prefix hit, decode and verification are that one case. Sequences that
+    need a single token come first, so prefill never starves a decode; then the others that run, then who waits.
+    """
+
+    def __init__(
+        self, limits: Limits, groups: tuple[KVGroup, ...], order: Order, *, has_prefix_cache: bool = True
+    ) -> None:
+        check_limits(limits, groups)
+        self._limits = limits
+        self._order = order
+        self._tables = BlockTables(groups, limits.num_blocks, limits.block_size, is_caching=has_prefix_cache)
+        self._context = min(limits.max_len, self._tables.max_tokens)
+        # Each running sequence can have its one token in every step, so a decode never waits for the budget.
+        self._max_running = min(limits.max_seqs, limits.max_step_tokens)
+        self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
+        self._waiting: list[Sequence] = []  # by rank
+        self._running: list[Sequence] = []  # by rank
+        self._flight: list[Sequence] = []  # of the step that is out, in the order of its slices
+        self._events: list[Event] = []  # what plan() decided, told with the next events
+        self._step = 0
+        self._num_arrivals = 0
+        self._num_releases = 0  # times that blocks were given back
+        self._batch_end: Rank = (0, -1)  # the last member of the batch, for an order that forms batches
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_free_blocks(self) -> tuple[int, ...]:
+        """Per group: nobody's, though they may still hold a prefix."""
+        return self._tables.num_free
+
+    @property
+    def num_cached_blocks(self) -> tuple[int, ...]:
+        """Per group: can be shared, whether somebody uses them now or not."""
+        return self._tables.num_sealed
+
+    # Requests come and go -------------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> Rejection | None:
+        """Let `request` wait for its turn, or say why that turn could never come."""
+        if request.id in self._sequences:
+            raise InvariantError(f"request {request.id} was added twice")
+        if (rejection := reject(request, self._limits, self._context)) is not None:
+            return rejection
+        max_tokens = request.params.max_tokens
+        num_prompt = len(request.prompt)
+        max_total = self._context if max_tokens is None else min(self._context, num_prompt + max_tokens)
+        rank = self._order.rank(request, self._num_arrivals)
+        self._num_arrivals += 1
+        seq = Sequence.of(request, rank, max_total, len(self._limits.num_blocks))
+        self._sequences[request.id] = seq
+        insort(self._waiting, seq, key=_rank)
+        return None
+
+    def cancel(self, request_id: int) -> list[Event]:
+        """End a request in whatever state it is; of one that has ended already nothing is said.
+
+        If a step is out with a slice of it, the slice's result is dropped and the blocks are freed when it is back.
+        """
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return []
+        if seq.status is Status.RUNNING:
+            _remove(self._running, seq)
+        else:
+            _remove(self._waiting, seq)
+        events = self._take_events()
+        events.append(self._finish(seq, FinishReason.CANCELLED))
+        return events
+
+    def _finish(self, seq: Sequence, reason: FinishReason, message: str = "") -> Finished:
+        seq.status = Status.FINISHED
+        del self._sequences[seq.request.id]
+        if not seq.num_in_flight:
+            self._release(seq)
+        return Finished(seq.request.id, reason, seq.usage(), message)
+
+    def _release(self, seq: Sequence) -> None:
+        self._tables.release(seq)
+        self._num_releases += 1
+
+    def _take_events(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    # Planning -------------------------------------------------------------------------------------------------
+
+    def plan(self, now_us: int, drafts: Mapping[int, SequenceOf[int]] | None = None) -> StepPlan | None:
+        """The next step, or None if there is nothing to do. `drafts` by request id ride where there is room for them.
+
+        Preemptions decided here are told with the events of the next commit() or cancel().
+        """
+        if self._flight:
+            raise InvariantError(f"step {self._step} is still out")
+        if not self._sequences:
+            return None
+        num_preempted = len(self._events)
+        decodes: list[Sequence] = []
+        prefills: list[Sequence] = []
+        for seq in self._running:
+            (decodes if seq.num_remaining == 1 else prefills).append(seq)
+        budget = self._plan_decodes(decodes, drafts or {})
+        budget = self._plan_prefills(prefills, budget)
+        if self._waiting and len(self._events) == num_preempted:  # who was preempted just now would only come back
+            self._admit(budget, prefills, now_us)
+        if not self._flight:
+            raise InvariantError(f"step {self._step}: {len(self._sequences)} requests, and none can run")
+        self._step += 1
+        return lay_out(self._step, self._flight, len(self._limits.num_blocks))
+
+    def _plan_decodes(self, decodes: list[Sequence], drafts: Mapping[int, SequenceOf[int]]) -> int:
+        """Schedule the sequences that need one token; returns the budget left.
+
+        Every one's own token is set aside before any draft. Whoever is preempted here comes after the sequence that
+        needs the block, so is not scheduled yet: `decodes` is in order, and the last in order of all is preempted.
+        """
+        budget = self._limits.max_step_tokens - len(decodes)
+        for num_done, seq in enumerate(decodes, start=1):
+            if seq.num_computed == seq.num_slots:
+                while seq.status is Status.RUNNING and not self._tables.min_free():
+                    self._preempt(self._running[-1])
+            if seq.status is not Status.RUNNING:
+                budget += 1
+                continue
+            num_drafts = 0
+            if drafts and (drafted := drafts.get(seq.request.id)):
+                num_drafts = min(len(drafted), self._max_drafts(seq, budget, len(decodes) - num_done))
+                seq.drafts = array("i", drafted[:num_drafts])
+                budget -= num_drafts
+            self._schedule(seq, 1 + num_drafts)
+        return budget
+
+    def _max_drafts(self, seq: Sequence, budget: int, num_after: int) -> int:
+        """Drafts that can ride with `seq` at no cost to others: they never take the block that a decode may need."""
+        spare_blocks = max(0, self._tables.min_free() - num_after)
+        num_slots = seq.num_slots + spare_blocks * self._limits.block_size - seq.num_computed - 1
+        return max(0, min(self._limits.lookahead, budget, num_slots, seq.max_total - len(seq.tokens) - 1))
+
+    def _plan_prefills(self, prefills: list[Sequence], budget: int) -> int:
+        """Schedule chunks of the sequences that need more than one token; returns the budget left.
+
+        A chunk is cut to the blocks that are free. Where not one is, the last of those not scheduled yet is preempted;
+        if there is none, what is scheduled holds the blocks and goes on, and this sequence waits with what it has.
+        """
+        candidates = [seq for seq in prefills if seq.status is Status.RUNNING]  # and not scheduled yet
+        while candidates and budget:
+            seq = candidates.pop(0)
+            while candidates and not self._room(seq, self._tables.min_free()):
+                self._preempt(candidates.pop())
+            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, self._tables.min_free())))
+        return budget
+
+    def _room(self, seq: Sequence, num_blocks: int) -> int:
+        """Tokens that `seq` could be fed if it took `num_blocks` more blocks of each group."""
+        return seq.num_slots + num_blocks * self._limits.block_size - seq.num_computed
+
+    def _schedule_chunk(self, seq: Sequence, max_tokens: int) -> int:
+        """Schedule as much as can be of what is known; returns the number of tokens."""
+        count = min(max_tokens, seq.num_remaining)
+        if seq.is_scoring and seq.max_total == seq.num_prompt and 1 < count == seq.num_remaining:
+            # A slice's rows are its last ones, and the last token of a prompt that is only scored has no row.
+            count -= 1
+        if count > 0:
+            self._schedule(seq, count)
+        return max(0, count)
+
+    def _schedule(self, seq: Sequence, count: int) -> None:
+        end = seq.num_computed + count
+        if end > seq.num_slots:
+            self._tables.grow(seq, end)
+        seq.num_in_flight = count
+        self._flight.append(seq)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take the blocks of `seq` back; it waits in its place in the order, and computes again what it knows."""
+        _remove(self._running, seq)
+        insort(self._waiting, seq, key=_rank)
+        seq.status = Status.WAITING
+        seq.num_preemptions += 1
+        self._events.append(Preempted(seq.request.id, seq.num_computed))
+        self._release(seq)
+
+    # Admission ------------------------------------------------------------------------------------------------
+
+    def _admit(self, budget: int, prefills: list[Sequence], now_us: int) -> None:
+        """Let in who waits, in order, until the first for whom there is no room: nobody overtakes it.
+
+        There is room if the free blocks hold all that a sequence knows, beside what those running have yet to take
+        for what they know: so prefill preempts nobody, and a preempted sequence does not come back too early.
+        """
+        if self._order.is_batched:
+            self._form_batch()
+        reserved = [sum(counts) for counts in zip(*map(self._tables.demand, prefills), strict=True)]
+        reserved = reserved or [0] * len(self._limits.num_blocks)
+        leaders = [seq for seq in self._flight if seq.num_computed < seq.num_prompt]
+        index = 0
+        while index < len(self._waiting) and budget and len(self._running) < self._max_running:
+            seq = self._waiting[index]
+            if self._order.is_batched and seq.rank > self._batch_end:
+                return
+            if self._awaits_prefix(seq, leaders):
+                index += 1
+                continue
+            if not self._let_in(seq, reserved):
+                return
+            if seq.scheduled_us is None:
+                seq.scheduled_us, seq.num_cached = now_us, seq.num_computed
+            spare = min(free - kept for free, kept in zip(self._tables.num_free, reserved, strict=True))
+            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, spare)))
+            reserved = [kept + count for kept, count in zip(reserved, self._tables.demand(seq), strict=True)]
+            leaders.append(seq)
+
+    def _form_batch(self) -> None:
+        """If the batch has wholly ended, the next one is who waits now, as many as may run at once."""
+        if not self._running and self._waiting[0].rank > self._batch_end:
+            self._batch_end = self._waiting[: self._max_running][-1].rank
+
+    def _awaits_prefix(self, seq: Sequence, leaders: list[Sequence]) -> bool:
+        """Whether one of `leaders`, who are scheduled in this plan, is going to seal a block that `seq` lacks.
+
+        Links agree only if all that comes before them does, salt included, so one comparison per leader tells.
+        """
+        block_size = self._limits.block_size
+        max_hit = self._tables.max_hit(seq)
+        for leader in leaders:
+            index = leader.num_computed // block_size  # what it seals next
+            if (
+                index < min(max_hit, leader.num_prompt // block_size)
+                and seq.link(index, block_size).digest == leader.link(index, block_size).digest
+                and not self._tables.has_sealed(seq, index)
+            ):
+                return True
+        return False
+
+    def _let_in(self, seq: Sequence, reserved: list[int]) -> bool:
+        """Move `seq` from waiting to running behind the longest prefix it can share, if there are blocks for the rest.
+
+        Once refused, it is not looked at again before blocks came back or its next block was sealed by another: its
+        prompt, however long, is not walked through in every step.
+        """
+        if seq.refused_at == self._num_releases and not (
+            seq.refused_hit < self._tables.max_hit(seq) and self._tables.has_sealed(seq, seq.refused_hit)
+        ):
+            return False
+        num_hit = self._tables.longest_hit(seq)
+        needed = self._tables.demand_behind(seq, num_hit)
+        if any(n + kept > free for n, kept, free in zip(needed, reserved, self._tables.num_free, strict=True)):
+            seq.refused_at, seq.refused_hit = self._num_releases, num_hit
+            return False
+        _remove(self._waiting, seq)
+        insort(self._running, seq, key=_rank)
+        seq.status = Status.RUNNING
+        self._tables.share(seq, num_hit)
+        return True
+
+    # What came of it ------------------------------------------------------------------------------------------
+
+    def commit(self, result: StepResult) -> list[Event]:
+        """Take in the result of the step that is out: the only place where what is computed moves on."""
+        flight = self._flight
+        self._check_out(result.step)
+        check_result(flight, result)
+        self._flight = []
+        events = self._take_events()
+        offsets = result.token_offsets
+        for s, seq in enumerate(flight):
+            if seq.status is Status.FINISHED:
+                self._land(seq)
+                continue
+            drawn = result.tokens[offsets[s] : offsets[s + 1]]
+            self._commit_slice(seq, drawn, result.logprobs[s], result.prompt_logprobs[s], events)
+        return events
+
+    def rollback(self, step: int) -> None:
+        """The step that is out failed: nothing of it is computed or sealed, all its slices can be planned again."""
+        self._check_out(step)
+        flight, self._flight = self._flight, []
+        for seq in flight:
+            self._land(seq)
+
+    def _check_out(self, step: int) -> None:
+        if not self._flight or step != self._step:
+            raise InvariantError(f"step {step} is not out; the last one planned is {self._step}")
+
+    def _land(self, seq: Sequence) -> None:
+        seq.num_in_flight = 0
+        if seq.drafts:
+            seq.drafts = array("i")
+        if seq.status is Status.FINISHED:
+            self._release(seq)
+
+    def _commit_slice(
+        self,
+        seq: Sequence,
+        drawn: array[int],
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        prompt_logprobs: tuple[TokenLogprobs, ...] | None,
+        events: list[Event],
+    ) -> None:
+        num_known = len(seq.tokens)
+        if seq.is_scoring:
+            seq.num_scored = max(seq.num_scored, seq.scored_positions.stop)
+        if drawn:
+            # All but the last token drawn were fed, as drafts. Rejected drafts left slots behind, to be written again.
+            reason = seq.accept(drawn)
+            seq.num_computed = min(num_known + len(drawn) - 1, len(seq.tokens))
+        else:
+            seq.num_computed += seq.num_in_flight
+            reason = FinishReason.LENGTH if seq.num_computed == seq.max_total else None
+        self._land(seq)
+        self._tables.seal(seq)
+        num_new = len(seq.tokens) - num_known
+        if num_new or prompt_logprobs:
+            kept = logprobs if logprobs is None else logprobs[:num_new]
+            events.append(Tokens(seq.request.id, drawn[:num_new], kept, prompt_logprobs))
+        if reason is not None:
+            _remove(self._running, seq)
+            message = f"no token could be drawn at position {len(seq.tokens)}" if reason is FinishReason.ERROR else ""
+            events.append(self._finish(seq, reason, message))
+        elif self._tables.drop_past(seq):
+            self._num_releases += 1
+
+    # Invariants -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise InvariantError if the scheduler contradicts itself."""
+        ended = [seq for seq in self._flight if seq.status is Status.FINISHED]
+        self._tables.check([*self._running, *ended])
+        for queue, status in ((self._waiting, Status.WAITING), (self._running, Status.RUNNING)):
+            _require(queue == sorted(queue, key=_rank), f"the {status.value} sequences are out of order")
+            _require(all(seq.status is status for seq in queue), f"not all in {status.value} are {status.value}")
+        _require(len(self._running) <= self._max_running, f"{len(self._running)} sequences run at once")
+        known = {seq.request.id: seq for seq in (*self._waiting, *self._running)}
+        _require(known == self._sequences, "the sequences are not those that wait or run")
+        _require(all(not any(seq.tables) for seq in self._waiting), "a sequence that waits holds blocks")
+        for seq in self._running:
+            _require(seq.num_computed < len(seq.tokens) <= seq.max_total, f"request {seq.request.id} should have ended")
+        in_flight = [seq for seq in self._running if seq.num_in_flight]
+        _require(in_flight == sorted(set(self._flight) - set(ended), key=_rank), "the flight is not what is in flight")
+        _require(sum(seq.num_in_flight for seq in self._flight) <= self._limits.max_step_tokens, "a step is too large")
+
+
+def _require(is_true: bool, message: str) -> None:
+    if not is_true:
+        raise InvariantError(message)
+
+
+def _rank(seq: Sequence) -> Rank:
+    return seq.rank
+
+
+def _remove(queue: list[Sequence], seq: Sequence) -> None:
+    """Take `seq` out of a queue by rank."""
+    del queue[bisect_left(queue, seq.rank, key=_rank)]

@@ -1,0 +1,196 @@
+"""The block tables of sequences over all KV groups: how they grow, share a prefix, drop a window's past and are freed.
+
+Owns the pools. Refuses to know budgets, orders and which sequence deserves a block.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable
+
+from headrace.sched.blocks import NO_BLOCK, BlockPool
+from headrace.sched.sequence import Sequence
+from headrace.types import InvariantError, KVGroup, KVKind
+
+
+class BlockTables:
+    """All groups page alike, so a sequence's tables have one length and only what a window keeps differs.
+
+    A window group keeps the last `window` computed positions, whole blocks of them: the position that comes next sees
+    those and itself. (A model whose window counts the position itself sees one less.)
+    """
+
+    def __init__(self, groups: tuple[KVGroup, ...], num_blocks: tuple[int, ...], block_size: int, *, is_caching: bool):
+        self._block_size = block_size
+        self._is_caching = is_caching
+        self._pools = tuple(BlockPool(count, block_size) for count in num_blocks)
+        self._windows = tuple(group.window if group.kind is KVKind.WINDOW else sys.maxsize for group in groups)
+        self._window_groups = tuple(g for g, group in enumerate(groups) if group.kind is KVKind.WINDOW)
+        # Blocks that window + 1 positions can touch at most; no more than that is live while tokens come one by one.
+        self._spans = tuple(
+            min(count, -(-window // block_size) + 1) for count, window in zip(num_blocks, self._windows, strict=True)
+        )
+
+    @property
+    def num_free(self) -> tuple[int, ...]:
+        return tuple(pool.num_free for pool in self._pools)
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        return tuple(pool.num_blocks for pool in self._pools)
+
+    @property
+    def num_sealed(self) -> tuple[int, ...]:
+        return tuple(pool.num_sealed for pool in self._pools)
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that can run when it has every block to itself."""
+        return min(
+            sys.maxsize if pool.num_blocks > -(-window // self._block_size) else pool.num_blocks * self._block_size
+            for pool, window in zip(self._pools, self._windows, strict=True)
+        )
+
+    def _first_kept(self, g: int, position: int) -> int:
+        """The first block of group `g` that `position` and the positions after it read."""
+        return max(0, position - self._windows[g]) // self._block_size
+
+    # Growing and giving back ----------------------------------------------------------------------------------
+
+    def min_free(self) -> int:
+        """Blocks that a table could grow by: it grows in every group at once."""
+        return min(pool.num_free for pool in self._pools)
+
+    def grow(self, seq: Sequence, end: int) -> None:
+        """Give `seq` slots for the positions before `end`. Raises InvariantError if the blocks are not there."""
+        count = -(-(end - seq.num_slots) // self._block_size)
+        if count <= 0:
+            return
+        for pool, table in zip(self._pools, seq.tables, strict=True):
+            table.extend(pool.take(count))
+        seq.num_slots += count * self._block_size
+
+    def drop_past(self, seq: Sequence) -> bool:
+        """Free the blocks that no position still to be computed can see; whether there were any."""
+        has_dropped = False
+        for g in self._window_groups:
+            first, old = self._first_kept(g, seq.num_computed), seq.num_dropped[g]
+            if first <= old:
+                continue
+            self._pools[g].release(seq.tables[g][old:first])
+            seq.tables[g][old:first] = array("i", [NO_BLOCK] * (first - old))
+            seq.num_dropped[g] = first
+            has_dropped = True
+        return has_dropped
+
+    def release(self, seq: Sequence) -> None:
+        """Free all that `seq` holds; nothing of it is computed any more."""
+        for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
+            pool.release(table[seq.num_dropped[g] :])
+            seq.num_dropped[g] = 0
+            del table[:]
+        seq.num_slots = seq.num_computed = seq.num_sealed = 0
+
+    # The prefix cache -----------------------------------------------------------------------------------------
+
+    def seal(self, seq: Sequence) -> None:
+        """Let others find every block of `seq` that is full and computed."""
+        if not self._is_caching:
+            return
+        for index in range(seq.num_sealed, seq.num_computed // self._block_size):
+            link = seq.link(index, self._block_size)
+            for pool, table in zip(self._pools, seq.tables, strict=True):
+                pool.seal(table[index], link)
+            seq.num_sealed = index + 1
+
+    def max_hit(self, seq: Sequence) -> int:
+        """Blocks that `seq` may share at most: at least its last token is computed, in a block of its own.
+
+        A request for prompt logprobs shares none, as it needs the logits of every position.
+        """
+        if not self._is_caching or seq.is_scoring:
+            return 0
+        return (len(seq.tokens) - 1) // self._block_size
+
+    def has_sealed(self, seq: Sequence, index: int) -> bool:
+        """Whether block `index` of what `seq` knows can be shared in every group."""
+        link = seq.link(index, self._block_size)
+        return all(pool.match(link) != NO_BLOCK for pool in self._pools)
+
+    def longest_hit(self, seq: Sequence) -> int:
+        """Blocks of the longest prefix of which every group still has what the next position reads."""
+        longest = 0
+        runs = [0] * len(self._pools)  # sealed blocks in a row, up to the one looked at
+        for index in range(self.max_hit(seq)):
+            link = seq.link(index, self._block_size)
+            for g, pool in enumerate(self._pools):
+                runs[g] = 0 if pool.match(link) == NO_BLOCK else runs[g] + 1
+            end = index + 1
+            if all(run >= end - self._first_kept(g, end * self._block_size) for g, run in enumerate(runs)):
+                longest = end
+            elif any(run < end for run, window in zip(runs, self._windows, strict=True) if window == sys.maxsize):
+                break
+        return longest
+
+    def share(self, seq: Sequence, num_hit: int) -> None:
+        """Start `seq`, which holds nothing, behind a prefix of `num_hit` blocks that are sealed."""
+        seq.num_slots = seq.num_computed = num_hit * self._block_size
+        seq.num_sealed = num_hit
+        for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
+            first = self._first_kept(g, seq.num_computed)
+            seq.num_dropped[g] = first
+            table.extend([NO_BLOCK] * first)
+            for index in range(first, num_hit):
+                block = pool.match(seq.link(index, self._block_size))
+                pool.share(block)
+                table.append(block)
+
+    # Reservations ---------------------------------------------------------------------------------------------
+
+    def demand(self, seq: Sequence) -> tuple[int, ...]:
+        """Blocks of each group that `seq`, which runs, has yet to take for the tokens it knows."""
+        return tuple(
+            self._demand(g, seq, len(table), len(table) - seq.num_dropped[g]) for g, table in enumerate(seq.tables)
+        )
+
+    def demand_behind(self, seq: Sequence, num_hit: int) -> tuple[int, ...]:
+        """Free blocks of each group that `seq`, which waits, would take: shared ones that nobody uses, and new ones."""
+        counts = []
+        for g, pool in enumerate(self._pools):
+            first = self._first_kept(g, num_hit * self._block_size)
+            hit = [pool.match(seq.link(index, self._block_size)) for index in range(first, num_hit)]
+            counts.append(sum(map(pool.is_free, hit)) + self._demand(g, seq, num_hit, len(hit)))
+        return tuple(counts)
+
+    def _demand(self, g: int, seq: Sequence, num_entries: int, num_live: int) -> int:
+        needed = -(-len(seq.tokens) // self._block_size) - num_entries
+        return max(0, min(needed, self._spans[g] - num_live))
+
+    # Invariants -----------------------------------------------------------------------------------------------
+
+    def check(self, holders: Iterable[Sequence]) -> None:
+        """Raise InvariantError unless `holders`, who are all that hold blocks, account for every reference."""
+        counts = [[0] * pool.num_blocks for pool in self._pools]
+        for seq in holders:
+            self._check_tables(seq)
+            for count, table in zip(counts, seq.tables, strict=True):
+                for block in table:
+                    if block != NO_BLOCK:
+                        count[block] += 1
+        for pool, count in zip(self._pools, counts, strict=True):
+            pool.check()
+            if any(pool.ref_count(block) != expected for block, expected in enumerate(count)):
+                raise InvariantError("the reference counts and the block tables disagree")
+
+    def _check_tables(self, seq: Sequence) -> None:
+        first_written = seq.num_computed // self._block_size
+        for g, (pool, table) in enumerate(zip(self._pools, seq.tables, strict=True)):
+            if len(table) * self._block_size != seq.num_slots or seq.num_computed + seq.num_in_flight > seq.num_slots:
+                raise InvariantError(f"request {seq.request.id} has a table of the wrong length")
+            if [block == NO_BLOCK for block in table] != [j < seq.num_dropped[g] for j in range(len(table))]:
+                raise InvariantError(f"request {seq.request.id} has lost a block in the middle of its table")
+            if seq.num_dropped[g] > self._first_kept(g, seq.num_computed):
+                raise InvariantError(f"request {seq.request.id} has dropped a block that it still reads")
+            if any(pool.ref_count(block) != 1 or pool.is_sealed(block) for block in table[first_written:]):
+                raise InvariantError(f"request {seq.request.id} would write a block that is shared or sealed")
