@@ -1,0 +1,262 @@
+// headrace._core: checks shapes, releases the GIL, calls. The Python face is described in _core.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "arrays.h"
+#include "program.h"
+#include "threads.h"
+#include "weight.h"
+
+namespace headrace {
+
+void bind_kernels(nb::module_& module);
+void bind_sample(nb::module_& module);
+
+namespace {
+
+using nb::literals::operator""_a;
+using WeightRefs = std::vector<std::shared_ptr<Weight>>;
+
+constexpr int kMaxSide = 1 << 24;  // rows or columns of a weight, tokens, blocks: products fit into 64 bits
+
+void check_count(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+    if (value >= low && value <= high) return;
+    raise_if(std::string(name) + " is " + std::to_string(value) + "; it must be " + std::to_string(low) + " to " +
+             std::to_string(high));
+}
+
+Format format_named(const std::string& name) {
+    for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1}) {
+        if (name == traits(format).name) return format;
+    }
+    throw nb::value_error(("no kernels for weights of format \"" + name + "\"").c_str());
+}
+
+RowKind kind(bool is_rows) { return is_rows ? RowKind::logits : RowKind::tokens; }
+
+std::vector<double> doubles(nb::handle object, const char* name) {
+    const auto values = view<double>(object, name);
+    return {values.begin(), values.end()};
+}
+
+std::vector<std::string> available_isas() {
+    std::vector<std::string> names;
+    for (const Isa isa : {Isa::avx512, Isa::avx2, Isa::neon, Isa::scalar}) {
+        if (const Kernels* kernels = kernels_for(isa)) names.emplace_back(kernels->name);
+    }
+    return names;
+}
+
+std::shared_ptr<ThreadPool> make_pool(int num_threads) {
+    check_count("num_threads", num_threads, 1, ThreadPool::kMaxThreads);
+    return std::make_shared<ThreadPool>(num_threads);
+}
+
+std::shared_ptr<Weight> make_weight(const std::string& isa, const std::string& format, int rows, int columns) {
+    const FormatTraits& traits_of = traits(format_named(format));
+    check_count("rows", rows, 1, kMaxSide);
+    check_count("columns", columns, 1, kMaxSide);
+    if (columns % traits_of.file_block_values != 0) {
+        raise_if(format + " stores whole blocks of 32; a row of " + std::to_string(columns) + " is not");
+    }
+    return std::make_shared<Weight>(kernels_named(isa), format_named(format), rows, columns);
+}
+
+void pack(Weight& weight, ThreadPool& pool, nb::handle data) {
+    const Matrix& w = weight.matrix();
+    const FormatTraits& it = traits(w.format);
+    const auto source = view<std::uint8_t>(data, "data");
+    const std::size_t expected = std::size_t(w.rows) * (w.cols / it.file_block_values) * it.file_block_bytes;
+    if (source.size() != expected) {
+        raise_if("the weight takes " + std::to_string(expected) + " bytes, not " + std::to_string(source.size()));
+    }
+    if (weight.is_packed()) raise_if("the weight is packed already");
+    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    nb::gil_scoped_release release;
+    weight.pack(pool, reinterpret_cast<const std::byte*>(source.data()));
+}
+
+nb::object to_f32(const Weight& weight) {
+    const Matrix& w = weight.matrix();
+    if (!weight.is_packed()) raise_if("the weight is not packed yet");
+    NewArray<float> values(w.rows, w.cols, 0.0f, true);
+    for (int row = 0; row < w.rows; ++row) weight.unpack_row(row, values.data + std::size_t(row) * w.cols);
+    return values.object;
+}
+
+std::shared_ptr<KvCache> make_kv(const std::string& dtype, int num_layers, int num_kv_heads, int head_dim) {
+    if (dtype != "bf16" && dtype != "f32") raise_if("keys and values are stored as bf16 or f32, not " + dtype);
+    check_count("num_layers", num_layers, 1, 1 << 16);
+    check_count("num_kv_heads", num_kv_heads, 1, 1 << 16);
+    check_count("head_dim", head_dim, kLanes, kMaxHeadDim);
+    if (head_dim % kLanes != 0) raise_if("head_dim is " + std::to_string(head_dim) + "; kernels need a multiple of 16");
+    return std::make_shared<KvCache>(dtype == "bf16" ? KvType::bf16 : KvType::f32, num_layers, num_kv_heads, head_dim);
+}
+
+void allocate_kv(KvCache& cache, int num_blocks) {
+    check_count("num_blocks", num_blocks, 1, kMaxSide);
+    if (cache.num_blocks() != 0) raise_if("the KV memory is allocated already");
+    cache.allocate(num_blocks);
+}
+
+void touch_kv(const KvCache& cache, int first_block, int num_blocks) {
+    check_count("first_block", first_block, 0, cache.num_blocks());
+    check_count("num_blocks", num_blocks, 0, cache.num_blocks() - first_block);
+    nb::gil_scoped_release release;
+    cache.touch(first_block, num_blocks);
+}
+
+std::shared_ptr<Program> make_program(std::shared_ptr<ThreadPool> pool, const std::string& isa, int max_tokens,
+                                      int max_rows, int max_seqs, int max_len) {
+    check_count("max_tokens", max_tokens, 1, kMaxSide);
+    check_count("max_rows", max_rows, 1, kMaxSide);
+    check_count("max_seqs", max_seqs, 1, kMaxSide);
+    check_count("max_len", max_len, 1, kMaxSide);
+    return std::make_shared<Program>(std::move(pool), kernels_named(isa),
+                                     Bounds{max_tokens, max_rows, max_seqs, max_len});
+}
+
+void record_linear(Program& program, const std::vector<std::size_t>& outs, std::size_t x, const WeightRefs& weights,
+                   std::optional<std::size_t> add, bool is_rows) {
+    program.linear(outs, x, {weights.begin(), weights.end()}, add, kind(is_rows));
+}
+
+void record_norm(Program& program, std::size_t out, std::size_t x, nb::handle weight, float eps, bool is_rows) {
+    const auto values = view<float>(weight, "weight");
+    program.rms_norm(out, x, {values.begin(), values.end()}, eps, kind(is_rows));
+}
+
+// Views of the groups' arrays.
+void view_groups(const nb::tuple& arrays, const char* name, std::array<Ints, kMaxKvGroups>& out) {
+    check_count(name, std::int64_t(nb::len(arrays)), 0, kMaxKvGroups);
+    for (std::size_t i = 0; i < nb::len(arrays); ++i) out[i] = view<std::int32_t>(arrays[i], name);
+}
+
+struct RaggedArrays {  // the columns of ops.Batch, in their order, but for `sampling`
+    nb::object tokens, token_offsets, starts, row_tokens;
+    nb::tuple block_offsets, blocks;
+};
+
+nb::tuple run(Program& program, const RaggedArrays& arrays, const nb::tuple& sampling, const nb::object& mask) {
+    Batch batch;
+    batch.tokens = view<std::int32_t>(arrays.tokens, "tokens");
+    batch.token_offsets = view<std::int32_t>(arrays.token_offsets, "token_offsets");
+    batch.starts = view<std::int32_t>(arrays.starts, "starts");
+    batch.row_tokens = view<std::int32_t>(arrays.row_tokens, "row_tokens");
+    view_groups(arrays.block_offsets, "block_offsets", batch.block_offsets);
+    view_groups(arrays.blocks, "blocks", batch.blocks);
+    batch.num_groups = int(nb::len(arrays.blocks));
+    if (nb::len(arrays.block_offsets) != nb::len(arrays.blocks)) raise_if("block_offsets and blocks differ in groups");
+    batch.sampling = view_sampling(sampling);
+    if (!mask.is_none()) batch.mask = view<std::uint32_t>(mask, "mask");
+    raise_if(program.find_obstacle());
+    raise_if(find_problem(batch, program.bounds()));
+
+    const NewResults results(batch.row_tokens.size(), max_top(batch.sampling));
+    {
+        nb::gil_scoped_release release;
+        program.run(batch, results.rows);
+    }
+    return results.to_tuple();
+}
+
+void bind_memory(nb::module_& module) {
+    nb::class_<ThreadPool>(module, "ThreadPool")
+        .def(nb::new_(&make_pool), "num_threads"_a)
+        .def_prop_ro("num_threads", &ThreadPool::num_threads)
+        .def("close", &ThreadPool::close, nb::call_guard<nb::gil_scoped_release>());
+    nb::class_<Weight>(module, "Weight")
+        .def(nb::new_(&make_weight), "isa"_a, "format"_a, "rows"_a, "columns"_a)
+        .def_prop_ro("nbytes", &Weight::nbytes)
+        .def_prop_ro("rows", [](const Weight& it) { return it.matrix().rows; })
+        .def_prop_ro("columns", [](const Weight& it) { return it.matrix().cols; })
+        .def("pack", &pack, "pool"_a, "data"_a)
+        .def("to_f32", &to_f32);
+    nb::class_<KvCache>(module, "KvMemory")
+        .def(nb::new_(&make_kv), "dtype"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a)
+        .def_prop_ro("block_nbytes", &KvCache::block_nbytes)
+        .def_prop_ro("nbytes", &KvCache::nbytes)
+        .def_prop_ro("num_blocks", &KvCache::num_blocks)
+        .def("allocate", &allocate_kv, "num_blocks"_a)
+        .def("touch", &touch_kv, "first_block"_a, "num_blocks"_a);
+}
+
+void bind_program(nb::module_& module) {
+    nb::class_<Program>(module, "Program")
+        .def(nb::new_(&make_program), "pool"_a, "isa"_a, nb::kw_only(), "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
+             "max_len"_a)
+        .def(
+            "embed", [](Program& it, std::size_t out, std::shared_ptr<Weight> table) { it.embed(out, table); }, "out"_a,
+            "table"_a)
+        .def("rms_norm", &record_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, "is_rows"_a)
+        .def("linear", &record_linear, "outs"_a, "x"_a, "weights"_a, "add"_a.none(), "is_rows"_a)
+        .def(
+            "rotate",
+            [](Program& it, std::size_t out, std::size_t x, int width, int head_dim, nb::handle frequencies,
+               double magnitude) {
+                it.rotate(out, x, width, head_dim, doubles(frequencies, "frequencies"), magnitude);
+            },
+            "out"_a, "x"_a, "width"_a, "head_dim"_a, "frequencies"_a, "magnitude"_a)
+        .def(
+            "attention",
+            [](Program& it, std::size_t out, std::size_t q, std::size_t k, std::size_t v, std::shared_ptr<KvCache> kv,
+               int group, int layer, int num_heads,
+               float scale) { it.attention(out, q, k, v, {std::move(kv), group, layer, num_heads, scale}); },
+            "out"_a, "q"_a, "k"_a, "v"_a, "kv"_a, nb::kw_only(), "group"_a, "layer"_a, "num_heads"_a, "scale"_a)
+        .def(
+            "silu_mul",
+            [](Program& it, std::size_t out, std::size_t gate, std::size_t up, int width, bool is_rows) {
+                it.silu_mul(out, gate, up, width, kind(is_rows));
+            },
+            "out"_a, "gate"_a, "up"_a, "width"_a, "is_rows"_a)
+        .def(
+            "add",
+            [](Program& it, std::size_t out, std::size_t x, std::size_t y, int width, bool is_rows) {
+                it.add(out, x, y, width, kind(is_rows));
+            },
+            "out"_a, "x"_a, "y"_a, "width"_a, "is_rows"_a)
+        .def("select_rows", &Program::select_rows, "out"_a, "x"_a, "width"_a)
+        .def(
+            "head", [](Program& it, std::size_t x, std::shared_ptr<Weight> weight) { it.head(x, weight); }, "x"_a,
+            "weight"_a)
+        .def_prop_ro("arena_nbytes", &Program::arena_nbytes)
+        .def_prop_ro("scratch_nbytes", &Program::scratch_nbytes)
+        .def("allocate", &Program::allocate)
+        .def(
+            "run",
+            [](Program& it, nb::object tokens, nb::object token_offsets, nb::object starts, nb::object row_tokens,
+               nb::tuple block_offsets, nb::tuple blocks, nb::tuple sampling, nb::object mask) {
+                return run(it, {tokens, token_offsets, starts, row_tokens, block_offsets, blocks}, sampling, mask);
+            },
+            "tokens"_a, "token_offsets"_a, "starts"_a, "row_tokens"_a, "block_offsets"_a, "blocks"_a, "sampling"_a,
+            "mask"_a.none());
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+    module.attr("BLOCK_TOKENS") = kBlockTokens;
+    module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+    module.attr("MAX_TOP") = kMaxTop;
+    module.def("available_isas", &available_isas);
+    bind_memory(module);
+    bind_program(module);
+#if __has_include("bindings_kernels.cpp")
+    bind_kernels(module);
+#endif
+#if __has_include("bindings_sample.cpp")
+    bind_sample(module);
+#endif
+}
+
+}  // namespace headrace

@@ -1,0 +1,207 @@
+// The phases of a replay: each cuts its work into tiles and calls kernels on them. Buffers are offsets into the arena;
+// the sizes of a step are bound when it runs. Every phase gives the same bits however it cuts.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "batch.h"
+#include "kernels.h"
+#include "weight.h"
+
+namespace headrace {
+
+enum class RowKind : std::uint8_t { tokens, logits };  // rows of the T tokens fed, or of the R that get logits
+inline constexpr int kNumActs = 3;                     // values of Act
+inline constexpr int kQueryTile = 16;                  // query tokens that share a pass over K and V
+inline constexpr int kMaxSplitTokens = 16;             // steps of at most so many tokens may split contexts
+inline constexpr std::size_t kHeadBytes = 16u << 20;   // logits that exist at once: half of a common 32 MiB L3
+
+// Partial attention, [states] each: flash-attention's running maximum, sum and [head_dim] weighted values.
+struct States {
+    float* max;
+    float* sum;
+    float* acc;
+};
+
+// Consecutive query tokens of one slice over some segments of its context, for every KV head.
+struct AttentionItem {
+    int slice;
+    int first_token;  // index into the step's tokens
+    int num_tokens;
+    int first_position;
+    int first_segment;
+    int num_segments;
+    int split_segment;  // where contexts are split: this segment's place in the item's states; -1: not split
+    int first_state;    // of the query tile, in units of num_heads states
+};
+
+// Where a token's split states are, for the merge.
+struct SplitToken {
+    int first_state;
+    int index;  // in its query tile
+    int tile_tokens;
+    int num_segments;
+};
+
+// Everything that phases read while a step runs. Memory belongs to the Program.
+struct Replay {
+    const Kernels* kernels;
+    int num_threads;
+    float* arena = nullptr;
+    std::byte* acts[kNumActs] = {};
+    float* rotary = nullptr;  // tables of [T][2 * pairs]: cosines, then sines
+    States split_states = {};
+    std::vector<States> thread_states = {};
+    float* logits = nullptr;
+    int head_rows = 1;  // rows of `logits`
+    std::byte* sample_scratch = nullptr;
+    std::size_t sample_scratch_bytes = 0;  // of one thread
+
+    std::vector<int> positions = {};  // [T]
+    std::vector<int> token_slices = {};
+    std::vector<AttentionItem> items = {};
+    std::vector<SplitToken> split_tokens = {};
+
+    const Batch* batch = nullptr;
+    const RowResults* results = nullptr;
+    int round = 0;
+
+    int num_rows(RowKind kind) const { return kind == RowKind::tokens ? batch->num_tokens() : batch->num_rows(); }
+};
+
+struct Buffer {
+    std::size_t offset;  // floats
+    int width;
+
+    float* row(const Replay& replay, int row) const { return replay.arena + offset + std::size_t(row) * width; }
+};
+
+// Row operations: a row's result depends on that row alone, so consecutive ones share a phase ----------------------
+
+struct Embed {
+    Buffer out;
+    std::shared_ptr<const Weight> table;
+    void run(const Replay& replay, int row) const;
+};
+struct RmsNorm {
+    Buffer out, x;
+    std::vector<float> weight;
+    float eps;
+    void run(const Replay& replay, int row) const;
+};
+struct Quantize {
+    Buffer x;
+    Act act;
+    void run(const Replay& replay, int row) const;
+};
+struct RotaryTable {
+    std::size_t offset;  // floats
+    int pairs;
+
+    float* cosines(const Replay& replay, int row) const {
+        return replay.rotary + offset + std::size_t(row) * 2 * pairs;
+    }
+    float* sines(const Replay& replay, int row) const { return cosines(replay, row) + pairs; }
+};
+struct FillRotary {
+    RotaryTable table;
+    std::vector<double> frequencies;
+    double magnitude;
+    void run(const Replay& replay, int row) const;
+};
+struct Rotate {
+    Buffer out, x;
+    RotaryTable table;
+    int head_dim;
+    void run(const Replay& replay, int row) const;
+};
+struct StoreKv {
+    Buffer keys, values;
+    std::shared_ptr<const KvCache> cache;
+    int group, layer;
+    void run(const Replay& replay, int row) const;
+};
+struct Merge {  // of contexts that were split; else attention has merged already
+    Buffer out;
+    int num_heads, num_kv_heads;
+    void run(const Replay& replay, int row) const;
+};
+struct SiluMul {
+    Buffer out, gate, up;
+    void run(const Replay& replay, int row) const;
+};
+struct Add {
+    Buffer out, x, y;
+    void run(const Replay& replay, int row) const;
+};
+struct SelectRows {
+    Buffer out, x;
+    void run(const Replay& replay, int row) const;
+};
+using RowOp = std::variant<Embed, RmsNorm, Quantize, FillRotary, Rotate, StoreKv, Merge, SiluMul, Add, SelectRows>;
+
+// Phases -----------------------------------------------------------------------------------------------------------
+//
+// A phase runs `rounds` times, each time over `tiles` tiles; Replay::round says which.
+
+struct Rows {
+    RowKind kind;
+    std::vector<RowOp> ops;
+
+    int rounds(const Replay&) const { return 1; }
+    int tiles(const Replay& replay) const;
+    void run(const Replay& replay, int tile, int thread) const;
+    int rows_per_tile(const Replay& replay) const;
+};
+
+// The products of one input, already quantized, with several weights.
+struct Linear {
+    struct Product {
+        std::shared_ptr<const Weight> weight;
+        Buffer out;
+    };
+    RowKind kind;
+    std::vector<Product> products;
+    std::optional<Buffer> add;  // joins the first product's sum
+
+    int rounds(const Replay&) const { return 1; }
+    int tiles(const Replay& replay) const;
+    void run(const Replay& replay, int tile, int thread) const;
+};
+
+struct Attention {
+    Buffer out, q;
+    std::shared_ptr<const KvCache> cache;
+    int group, layer;
+    int num_heads;
+    float scale;
+
+    int rounds(const Replay&) const { return 1; }
+    int tiles(const Replay& replay) const { return int(replay.items.size()) * cache->num_kv_heads(); }
+    void run(const Replay& replay, int tile, int thread) const;
+};
+
+// Logits and sampling, some rows at a time: even rounds compute logits, odd ones draw from them.
+struct Head {
+    std::shared_ptr<const Weight> weight;
+
+    int rounds(const Replay& replay) const;
+    int tiles(const Replay& replay) const;
+    void run(const Replay& replay, int tile, int thread) const;
+};
+
+using Phase = std::variant<Rows, Linear, Attention, Head>;
+
+// Cuts the attention of a step into items, the same for all its layers, before the first phase runs.
+void plan_attention(Replay& replay, int num_kv_heads);
+// How many states the items of any step may need: split ones in all, and those of one thread's query tile.
+std::size_t max_split_states(int max_tokens, int max_len, int num_heads);
+std::size_t max_thread_states(int max_len, int heads_per_kv);
+// How many items a step may have.
+std::size_t max_items(int max_tokens, int max_seqs, int max_len);
+
+}  // namespace headrace

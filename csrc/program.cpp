@@ -1,0 +1,262 @@
+#include "program.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace headrace {
+namespace {
+
+constexpr std::size_t align(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+void require(bool condition, const char* message) {
+    if (!condition) throw std::invalid_argument(message);
+}
+
+// Cuts `bytes` off the front of a block of memory.
+template <class T = std::byte>
+T* take(std::byte*& rest, std::size_t bytes) {
+    return reinterpret_cast<T*>(std::exchange(rest, rest + align(bytes)));
+}
+
+}  // namespace
+
+// Recording --------------------------------------------------------------------------------------------------------
+
+Buffer Program::buffer(std::size_t offset, int width, RowKind kind) {
+    check_recording();
+    require(width > 0, "a buffer must have a width");
+    const int rows = kind == RowKind::tokens ? bounds_.max_tokens : bounds_.max_rows;
+    arena_floats_ = std::max(arena_floats_, offset + std::size_t(rows) * width);
+    return {offset, width};
+}
+
+void Program::check_recording() const {
+    require(!arena_, "the program is recorded already");
+    require(!has_head_, "the head is the last operation");
+}
+
+void Program::append(RowKind kind, RowOp op) {
+    Rows* last = phases_.empty() ? nullptr : std::get_if<Rows>(&phases_.back());
+    if (last == nullptr || last->kind != kind) {
+        append_phase(Rows{kind, {}});
+        last = std::get_if<Rows>(&phases_.back());
+    }
+    last->ops.push_back(std::move(op));
+}
+
+void Program::embed(std::size_t out, WeightRef table) {
+    bounds_.vocab = table->matrix().rows;
+    append(RowKind::tokens, Embed{buffer(out, table->matrix().cols, RowKind::tokens), table});
+    weights_.push_back(std::move(table));
+}
+
+void Program::rms_norm(std::size_t out, std::size_t x, std::vector<float> weight, float eps, RowKind kind) {
+    const int width = int(weight.size());
+    append(kind, RmsNorm{buffer(out, width, kind), buffer(x, width, kind), std::move(weight), eps});
+}
+
+// One form of the input serves all weights that want it.
+void Program::quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind) {
+    const int rows = std::max(bounds_.max_tokens, bounds_.max_rows);
+    bool is_done[kNumActs] = {};
+    for (const WeightRef& weight : weights) {
+        require(weight->matrix().cols == x.width, "a weight's columns differ from its input's width");
+        const Act act = traits(weight->matrix().format).act;
+        if (std::exchange(is_done[int(act)], true)) continue;
+        act_bytes_[int(act)] = std::max(act_bytes_[int(act)], rows * act_row_bytes(act, x.width));
+        append(kind, Quantize{x, act});
+    }
+    weights_.insert(weights_.end(), weights.begin(), weights.end());
+}
+
+void Program::linear(const std::vector<std::size_t>& outs, std::size_t x, const std::vector<WeightRef>& weights,
+                     std::optional<std::size_t> add, RowKind kind) {
+    require(!weights.empty() && outs.size() == weights.size(), "a linear needs one output per weight");
+    quantize(buffer(x, weights[0]->matrix().cols, kind), weights, kind);
+    Linear linear{kind, {}, std::nullopt};
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+        linear.products.push_back({weights[i], buffer(outs[i], weights[i]->matrix().rows, kind)});
+    }
+    if (add) linear.add = buffer(*add, weights[0]->matrix().rows, kind);
+    append_phase(std::move(linear));
+}
+
+void Program::rotate(std::size_t out, std::size_t x, int width, int head_dim, const std::vector<double>& frequencies,
+                     double magnitude) {
+    const int pairs = int(frequencies.size());
+    require(head_dim > 0 && width % head_dim == 0, "a rotated row must consist of whole heads");
+    require(pairs > 0 && 2 * pairs <= head_dim, "rotary pairs must fit into the head");
+    auto same = std::find_if(rotary_.begin(), rotary_.end(), [&](const Tables& it) {
+        return it.frequencies == frequencies && it.magnitude == magnitude;
+    });
+    if (same == rotary_.end()) {
+        const RotaryTable table{rotary_floats_, pairs};
+        rotary_floats_ += std::size_t(bounds_.max_tokens) * 2 * pairs;
+        append(RowKind::tokens, FillRotary{table, frequencies, magnitude});
+        same = rotary_.insert(rotary_.end(), {frequencies, magnitude, table});
+    }
+    append(RowKind::tokens,
+           Rotate{buffer(out, width, RowKind::tokens), buffer(x, width, RowKind::tokens), same->table, head_dim});
+}
+
+void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size_t v, const AttentionSite& site) {
+    const KvCache& cache = *site.cache;
+    require(site.group >= 0 && site.group < kMaxKvGroups, "there are at most 4 KV groups");
+    require(site.layer >= 0 && site.layer < cache.num_layers(), "the KV group has no such layer");
+    require(site.num_heads > 0 && site.num_heads % cache.num_kv_heads() == 0, "query heads must share KV heads evenly");
+    const int width = site.num_heads * cache.head_dim(), kv_width = cache.num_kv_heads() * cache.head_dim();
+    const RowKind kind = RowKind::tokens;
+    append(kind, StoreKv{buffer(k, kv_width, kind), buffer(v, kv_width, kind), site.cache, site.group, site.layer});
+    const Buffer result = buffer(out, width, kind);
+    append_phase(
+        Attention{result, buffer(q, width, kind), site.cache, site.group, site.layer, site.num_heads, site.scale});
+    append(kind, Merge{result, site.num_heads, cache.num_kv_heads()});
+
+    num_kv_heads_ = bounds_.num_groups == 0 ? cache.num_kv_heads() : std::min(num_kv_heads_, cache.num_kv_heads());
+    num_heads_ = std::max(num_heads_, site.num_heads);
+    heads_per_kv_ = std::max(heads_per_kv_, site.num_heads / cache.num_kv_heads());
+    head_dim_ = std::max(head_dim_, cache.head_dim());
+    bounds_.num_groups = std::max(bounds_.num_groups, site.group + 1);
+    caches_.resize(std::max(caches_.size(), std::size_t(site.group) + 1));
+    require(caches_[site.group] == nullptr || caches_[site.group] == site.cache, "a KV group has one cache");
+    caches_[site.group] = site.cache;
+}
+
+void Program::silu_mul(std::size_t out, std::size_t gate, std::size_t up, int width, RowKind kind) {
+    append(kind, SiluMul{buffer(out, width, kind), buffer(gate, width, kind), buffer(up, width, kind)});
+}
+
+void Program::add(std::size_t out, std::size_t x, std::size_t y, int width, RowKind kind) {
+    append(kind, Add{buffer(out, width, kind), buffer(x, width, kind), buffer(y, width, kind)});
+}
+
+void Program::select_rows(std::size_t out, std::size_t x, int width) {
+    append(RowKind::logits, SelectRows{buffer(out, width, RowKind::logits), buffer(x, width, RowKind::tokens)});
+}
+
+void Program::head(std::size_t x, WeightRef weight) {
+    const Matrix& w = weight->matrix();
+    require(w.rows == bounds_.vocab, "the head's rows differ from the embedding's");
+    quantize(buffer(x, w.cols, RowKind::logits), {weight}, RowKind::logits);
+    append_phase(Head{std::move(weight)});
+    has_head_ = true;
+}
+
+// Memory -----------------------------------------------------------------------------------------------------------
+
+int Program::head_rows() const {
+    const std::size_t row_bytes = std::max(bounds_.vocab, 1) * sizeof(float);
+    return int(std::clamp<std::size_t>(kHeadBytes / row_bytes, 1, bounds_.max_rows));
+}
+
+Program::Sizes Program::sizes() const {
+    const std::size_t split = max_split_states(bounds_.max_tokens, bounds_.max_len, num_heads_);
+    const std::size_t thread = max_thread_states(bounds_.max_len, heads_per_kv_);
+    Sizes sizes{
+        .acts = {},
+        .rotary = align(rotary_floats_ * sizeof(float)),
+        .split_states = align(split * sizeof(float)),
+        .split_acc = align(split * head_dim_ * sizeof(float)),
+        .thread_states = align(thread * sizeof(float)),
+        .thread_acc = align(thread * head_dim_ * sizeof(float)),
+        .logits = align(std::size_t(head_rows()) * bounds_.vocab * sizeof(float)),
+        .sample = align(sample_scratch_bytes(bounds_.vocab)),
+    };
+    for (int act = 0; act < kNumActs; ++act) sizes.acts[act] = align(act_bytes_[act]);
+    return sizes;
+}
+
+std::size_t Program::scratch_nbytes() const {
+    const Sizes it = sizes();
+    const std::size_t of_thread = 2 * it.thread_states + it.thread_acc + it.sample;
+    const std::size_t planning =
+        max_items(bounds_.max_tokens, bounds_.max_seqs, bounds_.max_len) * sizeof(AttentionItem) +
+        kMaxSplitTokens * sizeof(SplitToken) + 2 * bounds_.max_tokens * sizeof(int);
+    return it.acts[0] + it.acts[1] + it.acts[2] + it.rotary + 2 * it.split_states + it.split_acc + it.logits +
+           pool_->num_threads() * of_thread + align(planning);
+}
+
+void Program::allocate() {
+    require(!arena_, "the program has its memory already");
+    require(has_head_, "the program has no head yet");
+    arena_ = Memory(arena_nbytes());
+    scratch_ = Memory(scratch_nbytes());
+    replay_.arena = arena_.floats();
+    const Sizes it = sizes();
+    std::byte* rest = scratch_.data();
+    for (int act = 0; act < kNumActs; ++act) replay_.acts[act] = take(rest, it.acts[act]);
+    replay_.rotary = take<float>(rest, it.rotary);
+    const auto take_states = [&](std::size_t states, std::size_t acc) {
+        float* max = take<float>(rest, states);
+        float* sum = take<float>(rest, states);
+        return States{max, sum, take<float>(rest, acc)};
+    };
+    replay_.split_states = take_states(it.split_states, it.split_acc);
+    for (int thread = 0; thread < pool_->num_threads(); ++thread) {
+        replay_.thread_states.push_back(take_states(it.thread_states, it.thread_acc));
+    }
+    replay_.logits = take<float>(rest, it.logits);
+    replay_.head_rows = head_rows();
+    replay_.sample_scratch = take(rest, pool_->num_threads() * it.sample);
+    replay_.sample_scratch_bytes = it.sample;
+    replay_.items.reserve(max_items(bounds_.max_tokens, bounds_.max_seqs, bounds_.max_len));
+    replay_.split_tokens.reserve(kMaxSplitTokens);
+    replay_.positions.reserve(bounds_.max_tokens);
+    replay_.token_slices.reserve(bounds_.max_tokens);
+}
+
+// Replay -----------------------------------------------------------------------------------------------------------
+
+std::string Program::find_obstacle() const {
+    if (!arena_) return "the program has no memory yet: allocate() first";
+    if (!pool_->is_usable())
+        return "the thread pool is closed, or belongs to the process that this one was forked from";
+    for (const WeightRef& weight : weights_) {
+        if (!weight->is_packed()) return "a weight is not packed yet";
+    }
+    for (int group = 0; group < bounds_.num_groups; ++group) {
+        if (caches_[group] == nullptr || caches_[group]->num_blocks() == 0) return "a KV group has no memory yet";
+    }
+    return "";
+}
+
+void Program::bind(const Batch& batch, const RowResults& results) {
+    replay_.batch = &batch;
+    replay_.results = &results;
+    replay_.round = -1;
+    next_phase_ = 0;
+    replay_.positions.clear();
+    replay_.token_slices.clear();
+    for (int s = 0; s < batch.num_slices(); ++s) {
+        for (int i = 0; i < batch.token_offsets[s + 1] - batch.token_offsets[s]; ++i) {
+            replay_.positions.push_back(batch.starts[s] + i);
+            replay_.token_slices.push_back(s);
+        }
+    }
+    plan_attention(replay_, num_kv_heads_);
+}
+
+int Program::open() {
+    while (next_phase_ < phases_.size()) {
+        const Phase& phase = phases_[next_phase_];
+        const int rounds = std::visit([&](const auto& it) { return it.rounds(replay_); }, phase);
+        if (++replay_.round < rounds) return std::visit([&](const auto& it) { return it.tiles(replay_); }, phase);
+        ++next_phase_;
+        replay_.round = -1;
+    }
+    return Job::kEnd;
+}
+
+void Program::run(const Batch& batch, const RowResults& results) {
+    std::lock_guard one_run(run_mutex_);
+    bind(batch, results);
+    pool_->run({this, [](void* self) { return static_cast<Program*>(self)->open(); },
+                [](void* self, int tile, int thread) {
+                    const Program& it = *static_cast<const Program*>(self);
+                    std::visit([&](const auto& phase) { phase.run(it.replay_, tile, thread); },
+                               it.phases_[it.next_phase_]);
+                }});
+}
+
+}  // namespace headrace

@@ -1,0 +1,93 @@
+// A forward pass, recorded once and replayed each step.
+//
+// Recording takes no memory: sizes follow by arithmetic, so that they can be refused first; allocate() takes all that a
+// step can need, and run() takes nothing. Row operations that follow each other share a phase; between phases is a
+// barrier. Whoever lays out the arena must give no buffer's floats to another before the phase that last reads it ends.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "batch.h"
+#include "memory.h"
+#include "phases.h"
+#include "threads.h"
+
+namespace headrace {
+
+class Program {
+public:
+    Program(std::shared_ptr<ThreadPool> pool, const Kernels& kernels, const Bounds& bounds)
+        : pool_(std::move(pool)), bounds_(bounds), replay_{.kernels = &kernels, .num_threads = pool_->num_threads()} {}
+
+    // Recording. Shapes are checked by throwing std::invalid_argument.
+    using WeightRef = std::shared_ptr<const Weight>;
+    void embed(std::size_t out, WeightRef table);
+    void rms_norm(std::size_t out, std::size_t x, std::vector<float> weight, float eps, RowKind kind);
+    void linear(const std::vector<std::size_t>& outs, std::size_t x, const std::vector<WeightRef>& weights,
+                std::optional<std::size_t> add, RowKind kind);
+    void rotate(std::size_t out, std::size_t x, int width, int head_dim, const std::vector<double>& frequencies,
+                double magnitude);
+    struct AttentionSite {
+        std::shared_ptr<const KvCache> cache;
+        int group, layer;
+        int num_heads;
+        float scale;
+    };
+    void attention(std::size_t out, std::size_t q, std::size_t k, std::size_t v, const AttentionSite& site);
+    void silu_mul(std::size_t out, std::size_t gate, std::size_t up, int width, RowKind kind);
+    void add(std::size_t out, std::size_t x, std::size_t y, int width, RowKind kind);
+    void select_rows(std::size_t out, std::size_t x, int width);
+    void head(std::size_t x, WeightRef weight);
+
+    std::size_t arena_nbytes() const { return arena_floats_ * sizeof(float); }
+    // What a step needs beside the arena: quantized inputs, rotary tables, attention states, logits, the sampler's own.
+    std::size_t scratch_nbytes() const;
+    // Ends recording and takes the memory.
+    void allocate();
+
+    const Bounds& bounds() const { return bounds_; }
+    // Why a step can't run now, or "".
+    std::string find_obstacle() const;
+    // `batch` has passed find_problem(). Blocks until done; one run at a time.
+    void run(const Batch& batch, const RowResults& results);
+
+private:
+    struct Sizes {
+        std::size_t acts[kNumActs], rotary, split_states, split_acc, thread_states, thread_acc, logits, sample;
+    };
+    struct Tables {
+        std::vector<double> frequencies;
+        double magnitude;
+        RotaryTable table;
+    };
+
+    Buffer buffer(std::size_t offset, int width, RowKind kind);
+    void append(RowKind kind, RowOp op);
+    void append_phase(Phase phase) { phases_.push_back(std::move(phase)); }
+    void quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind);
+    void check_recording() const;
+    Sizes sizes() const;
+    int head_rows() const;
+    void bind(const Batch& batch, const RowResults& results);
+    int open();
+
+    std::shared_ptr<ThreadPool> pool_;
+    Bounds bounds_;
+    Replay replay_;
+    std::vector<Phase> phases_;
+    std::vector<Tables> rotary_;
+    std::vector<WeightRef> weights_;
+    std::vector<std::shared_ptr<const KvCache>> caches_;
+    std::size_t arena_floats_ = 0;
+    std::size_t rotary_floats_ = 0;
+    std::size_t act_bytes_[kNumActs] = {};
+    int num_heads_ = 1, heads_per_kv_ = 1, head_dim_ = 0, num_kv_heads_ = 1;  // the largest of all layers; the fewest
+    bool has_head_ = false;
+    Memory arena_, scratch_;
+    std::size_t next_phase_ = 0;
+    std::mutex run_mutex_;
+};
+
+}  // namespace headrace

@@ -1,0 +1,87 @@
+// What a program's operations point to: packed weights and the KV cache. Both know their size before they take memory.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "kernels.h"
+#include "memory.h"
+#include "threads.h"
+
+namespace headrace {
+
+// A matrix [rows, cols] packed in tiles for the kernels, or (rows == 1, `is_vector`) f32 values that scale a row.
+class Weight {
+public:
+    Weight(const Kernels& kernels, Format format, int rows, int cols)
+        : kernels_(&kernels), shape_{format, rows, cols, nullptr} {}
+
+    const Matrix& matrix() const { return shape_; }
+    std::size_t nbytes() const { return shape_.bytes(); }
+    bool is_packed() const { return shape_.tiles != nullptr; }
+
+    // Takes the memory and fills it from the rows as they lie in model files.
+    void pack(ThreadPool& pool, const std::byte* source) {
+        memory_ = Memory(nbytes());
+        parallel_for(pool, shape_.num_tiles(), [&](int tile, int) {
+            kernels_->pack_tile(shape_, tile, source, memory_.data() + tile * shape_.tile_bytes());
+        });
+        shape_.tiles = memory_.data();
+    }
+
+    void unpack_row(int row, float* out) const { kernels_->unpack_row(shape_, row, out); }
+
+private:
+    const Kernels* kernels_;
+    Matrix shape_;
+    Memory memory_;
+};
+
+// The keys and values of a group of layers: [layer][block], so that a sequence's blocks of one layer, taken from the
+// pool one after another, lie one after another.
+class KvCache {
+public:
+    KvCache(KvType type, int num_layers, int num_kv_heads, int head_dim)
+        : num_layers_(num_layers), layer_{type, num_kv_heads, head_dim, nullptr, 0} {
+        layer_.block_stride = 2 * num_kv_heads * layer_.plane_bytes();
+    }
+
+    int num_blocks() const { return num_blocks_; }
+    int num_layers() const { return num_layers_; }
+    int num_kv_heads() const { return layer_.num_kv_heads; }
+    int head_dim() const { return layer_.head_dim; }
+    std::size_t block_nbytes() const { return num_layers_ * layer_.block_stride; }
+    std::size_t nbytes() const { return memory_.size(); }
+
+    void allocate(int num_blocks) {
+        memory_ = Memory(num_blocks * block_nbytes());
+        num_blocks_ = num_blocks;
+    }
+
+    KvLayer layer(int index) const {
+        KvLayer layer = layer_;
+        layer.base = memory_.data() + index * (num_blocks_ * layer_.block_stride);
+        return layer;
+    }
+
+    // Makes the operating system hand over the pages of some blocks. Safe beside running steps: adds zero, atomically,
+    // to what is there.
+    void touch(int first_block, int num_blocks) const {
+        constexpr std::size_t kPage = 4096;
+        for (int index = 0; index < num_layers_; ++index) {
+            std::byte* start = layer(index).base + first_block * layer_.block_stride;
+            for (std::size_t at = 0; at < num_blocks * layer_.block_stride; at += kPage) {
+                __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(start + at), 0, __ATOMIC_RELAXED);
+            }
+        }
+    }
+
+private:
+    int num_layers_;
+    KvLayer layer_;
+    int num_blocks_ = 0;
+    Memory memory_;
+};
+
+}  // namespace headrace
