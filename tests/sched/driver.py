@@ -6,7 +6,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from fake_executor import VOCAB_SIZE, Answer, FakeExecutor
-
 from headrace.sched import FCFS, Order, Scheduler
 from headrace.types import (
     Event,
@@ -68,7 +67,7 @@ class Driver:
         self.executor = FakeExecutor(groups, limits.num_blocks, limits.block_size)
         self.answers: dict[int, Answer] = {}
         self.finished: dict[int, Finished] = {}
-        self.preempted: list[Preempted] = []
+        self.preempted: list[tuple[StepPlan, Preempted]] = []  # with the plan that decided it
         self.plans: list[StepPlan] = []
         self.now_us = 0
 
@@ -139,7 +138,7 @@ class Driver:
                     self.finished[event.request_id] = event
                     self.answers[event.request_id].reason = event.reason
                 case Preempted():
-                    self.preempted.append(event)
+                    self.preempted.append((self.plans[-1], event))
         self.scheduler.check()
 
 

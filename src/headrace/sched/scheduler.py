@@ -108,10 +108,7 @@ class Scheduler:
         seq = self._sequences.get(request_id)
         if seq is None:
             return []
-        if seq.status is Status.RUNNING:
-            _remove(self._running, seq)
-        else:
-            _remove(self._waiting, seq)
+        _remove(self._running if seq.status is Status.RUNNING else self._waiting, seq)
         events = self._take_events()
         events.append(self._finish(seq, FinishReason.CANCELLED))
         return events
@@ -187,8 +184,8 @@ class Scheduler:
     def _plan_prefills(self, prefills: list[Sequence], budget: int) -> int:
         """Schedule chunks of the sequences that need more than one token; returns the budget left.
 
-        A chunk is cut to the blocks that are free. Where not one is, the last of those not scheduled yet is preempted;
-        if there is none, what is scheduled holds the blocks and goes on, and this sequence waits with what it has.
+        A chunk is cut to the blocks that are free. If there is none, the last of those not scheduled yet is preempted;
+        if all others are scheduled, they hold the blocks and get on, and this sequence keeps what it has.
         """
         candidates = [seq for seq in prefills if seq.status is Status.RUNNING]  # and not scheduled yet
         while candidates and budget:
@@ -208,9 +205,9 @@ class Scheduler:
         if seq.is_scoring and seq.max_total == seq.num_prompt and 1 < count == seq.num_remaining:
             # A slice's rows are its last ones, and the last token of a prompt that is only scored has no row.
             count -= 1
-        if count > 0:
+        if count:
             self._schedule(seq, count)
-        return max(0, count)
+        return count
 
     def _schedule(self, seq: Sequence, count: int) -> None:
         end = seq.num_computed + count
@@ -231,15 +228,14 @@ class Scheduler:
     # Admission ------------------------------------------------------------------------------------------------
 
     def _admit(self, budget: int, prefills: list[Sequence], now_us: int) -> None:
-        """Let in who waits, in order, until the first for whom there is no room: nobody overtakes it.
+        """Let in who waits, in order, up to the first for whom there is no room: nobody overtakes it.
 
         There is room if the free blocks hold all that a sequence knows, beside what those running have yet to take
-        for what they know: so prefill preempts nobody, and a preempted sequence does not come back too early.
+        for what they know: so a prompt preempts nobody, and a preempted sequence does not come back too early.
         """
         if self._order.is_batched:
             self._form_batch()
-        reserved = [sum(counts) for counts in zip(*map(self._tables.demand, prefills), strict=True)]
-        reserved = reserved or [0] * len(self._limits.num_blocks)
+        reserved = self._tables.demand(prefills)
         leaders = [seq for seq in self._flight if seq.num_computed < seq.num_prompt]
         index = 0
         while index < len(self._waiting) and budget and len(self._running) < self._max_running:
@@ -253,9 +249,8 @@ class Scheduler:
                 return
             if seq.scheduled_us is None:
                 seq.scheduled_us, seq.num_cached = now_us, seq.num_computed
-            spare = min(free - kept for free, kept in zip(self._tables.num_free, reserved, strict=True))
-            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, spare)))
-            reserved = [kept + count for kept, count in zip(reserved, self._tables.demand(seq), strict=True)]
+            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, self._tables.min_free(reserved))))
+            reserved = tuple(map(sum, zip(reserved, self._tables.demand([seq]), strict=True)))
             leaders.append(seq)
 
     def _form_batch(self) -> None:
@@ -280,7 +275,7 @@ class Scheduler:
                 return True
         return False
 
-    def _let_in(self, seq: Sequence, reserved: list[int]) -> bool:
+    def _let_in(self, seq: Sequence, reserved: tuple[int, ...]) -> bool:
         """Move `seq` from waiting to running behind the longest prefix it can share, if there are blocks for the rest.
 
         Once refused, it is not looked at again before blocks came back or its next block was sealed by another: its
@@ -291,8 +286,7 @@ class Scheduler:
         ):
             return False
         num_hit = self._tables.longest_hit(seq)
-        needed = self._tables.demand_behind(seq, num_hit)
-        if any(n + kept > free for n, kept, free in zip(needed, reserved, self._tables.num_free, strict=True)):
+        if not self._tables.has_room(seq, num_hit, reserved):
             seq.refused_at, seq.refused_hit = self._num_releases, num_hit
             return False
         _remove(self._waiting, seq)
@@ -304,7 +298,10 @@ class Scheduler:
     # What came of it ------------------------------------------------------------------------------------------
 
     def commit(self, result: StepResult) -> list[Event]:
-        """Take in the result of the step that is out: the only place where what is computed moves on."""
+        """Take in the result of the step that is out: the only place where what is computed moves on.
+
+        Raises InvariantError, and changes nothing, if the result has not the shape of the plan.
+        """
         flight = self._flight
         self._check_out(result.step)
         check_result(flight, result)
@@ -356,7 +353,8 @@ class Scheduler:
             seq.num_computed += seq.num_in_flight
             reason = FinishReason.LENGTH if seq.num_computed == seq.max_total else None
         self._land(seq)
-        self._tables.seal(seq)
+        if reason is not FinishReason.ERROR:  # what led to no token at all is shared with nobody
+            self._tables.seal(seq)
         num_new = len(seq.tokens) - num_known
         if num_new or prompt_logprobs:
             kept = logprobs if logprobs is None else logprobs[:num_new]

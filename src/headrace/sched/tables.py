@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from headrace.sched.blocks import NO_BLOCK, BlockPool
 from headrace.sched.sequence import Sequence
@@ -58,9 +58,11 @@ class BlockTables:
 
     # Growing and giving back ----------------------------------------------------------------------------------
 
-    def min_free(self) -> int:
-        """Blocks that a table could grow by: it grows in every group at once."""
-        return min(pool.num_free for pool in self._pools)
+    def min_free(self, reserved: tuple[int, ...] | None = None) -> int:
+        """Blocks that a table can grow by, as it grows in every group at once, beside what is `reserved` per group."""
+        if reserved is None:
+            return min([pool.num_free for pool in self._pools])
+        return min(free - kept for free, kept in zip(self.num_free, reserved, strict=True))
 
     def grow(self, seq: Sequence, end: int) -> None:
         """Give `seq` slots for the positions before `end`. Raises InvariantError if the blocks are not there."""
@@ -148,20 +150,25 @@ class BlockTables:
 
     # Reservations ---------------------------------------------------------------------------------------------
 
-    def demand(self, seq: Sequence) -> tuple[int, ...]:
-        """Blocks of each group that `seq`, which runs, has yet to take for the tokens it knows."""
+    def demand(self, running: Collection[Sequence]) -> tuple[int, ...]:
+        """Blocks of each group that `running` have yet to take for the tokens they know."""
         return tuple(
-            self._demand(g, seq, len(table), len(table) - seq.num_dropped[g]) for g, table in enumerate(seq.tables)
+            sum(self._demand(g, seq, len(seq.tables[g]), len(seq.tables[g]) - seq.num_dropped[g]) for seq in running)
+            for g in range(len(self._pools))
         )
 
-    def demand_behind(self, seq: Sequence, num_hit: int) -> tuple[int, ...]:
-        """Free blocks of each group that `seq`, which waits, would take: shared ones that nobody uses, and new ones."""
-        counts = []
-        for g, pool in enumerate(self._pools):
+    def has_room(self, seq: Sequence, num_hit: int, reserved: tuple[int, ...]) -> bool:
+        """Whether `seq`, which waits, fits behind `num_hit` shared blocks, beside what is `reserved` in each group.
+
+        Shared blocks that nobody uses now are free, and would be so no more.
+        """
+        for g, (pool, kept) in enumerate(zip(self._pools, reserved, strict=True)):
             first = self._first_kept(g, num_hit * self._block_size)
             hit = [pool.match(seq.link(index, self._block_size)) for index in range(first, num_hit)]
-            counts.append(sum(map(pool.is_free, hit)) + self._demand(g, seq, num_hit, len(hit)))
-        return tuple(counts)
+            needed = sum(map(pool.is_free, hit)) + self._demand(g, seq, num_hit, len(hit))
+            if needed + kept > pool.num_free:
+                return False
+        return True
 
     def _demand(self, g: int, seq: Sequence, num_entries: int, num_live: int) -> int:
         needed = -(-len(seq.tokens) // self._block_size) - num_entries
