@@ -9,6 +9,7 @@ blocks of 32 values, each with its own scale.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,9 @@ class Tensor:
     format: Format
 
     def __post_init__(self) -> None:
-        expected = self.format.row_bytes(self.shape[-1]) * int(np.prod(self.shape[:-1], dtype=np.int64))
+        if not self.shape:
+            raise ValueError("a tensor has at least one axis")
+        expected = self.format.row_bytes(self.shape[-1]) * math.prod(self.shape[:-1])
         if self.data.dtype != np.uint8 or self.data.ndim != 1 or self.data.size != expected:
             raise ValueError(f"a {self.format.name} tensor {self.shape} takes {expected} bytes, not {self.data.size}")
 
@@ -83,7 +86,7 @@ def _bytes(array: npt.NDArray[Any]) -> Bytes:
 
 
 def _unpack_f32(blocks: Bytes) -> F32:
-    return np.ascontiguousarray(blocks).view(np.float32)
+    return np.require(np.ascontiguousarray(blocks).view(np.float32), requirements="A")  # a map may be unaligned
 
 
 def _unpack_f16(blocks: Bytes) -> F32:
@@ -158,8 +161,9 @@ def _pack_q4_1(values: F32) -> Bytes:
 
 
 def _inverse(scale: F32) -> F32:
-    with np.errstate(divide="ignore"):
-        return np.where(scale != 0, 1 / scale, np.float32(0)).astype(np.float32)
+    """1 / scale; 0 where a scale is so small that it is stored as 0 anyway and its inverse would overflow."""
+    is_normal = np.abs(scale) >= np.finfo(np.float32).tiny
+    return np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=is_normal)
 
 
 FORMATS: dict[str, Format] = {

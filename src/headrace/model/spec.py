@@ -66,9 +66,9 @@ class RopeSpec:
 
     def check(self, source: str, head_dim: int) -> None:
         """Raise ModelError where the numbers contradict each other; each alone was checked when it was read."""
-        if self.dim % 2 or self.dim > head_dim:
+        if self.dim % 2 or not 2 <= self.dim <= head_dim:
             raise ModelError(
-                f"{source}: rotary dimension is {self.dim}; it must be even, at most head_dim ({head_dim})"
+                f"{source}: rotary dimension is {self.dim}; it must be even, from 2 to head_dim ({head_dim})"
             )
         if self.factors and len(self.factors) != self.dim // 2:
             raise ModelError(f"{source}: {len(self.factors)} rotary factors for {self.dim // 2} pairs")
