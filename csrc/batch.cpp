@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "kernels.h"
-
 namespace headrace {
 namespace {
 
@@ -69,6 +67,40 @@ std::string check_blocks(const Batch& batch, const Bounds& bounds, int group) {
 }
 
 }  // namespace
+
+SampleRow sample_row(const SamplingColumns& rows, std::span<const std::uint32_t> mask, const RowResults& results,
+                     int vocab, int row) {
+    const std::size_t mask_words = (vocab + 31) / 32;
+    const int bias = rows.bias_offsets[row], history = rows.history_offsets[row];
+    return {
+        .logits = nullptr,
+        .vocab = vocab,
+        .target = rows.targets[row],
+        .position = rows.positions[row],
+        .seed = rows.seeds[row],
+        .choice = std::uint32_t(rows.choices[row]),
+        .temperature = rows.temperature[row],
+        .top_p = rows.top_p[row],
+        .min_p = rows.min_p[row],
+        .top_k = rows.top_k[row],
+        .repetition_penalty = rows.repetition_penalty[row],
+        .presence_penalty = rows.presence_penalty[row],
+        .frequency_penalty = rows.frequency_penalty[row],
+        .num_top = rows.num_top[row],
+        .bias_ids = rows.bias_ids.data() + bias,
+        .bias_values = rows.bias_values.data() + bias,
+        .num_bias = rows.bias_offsets[row + 1] - bias,
+        .history = rows.history.data() + history,
+        .num_history = rows.history_offsets[row + 1] - history,
+        .num_prompt = rows.num_prompt[row],
+        .mask = mask.empty() ? nullptr : mask.data() + row * mask_words,
+        .scratch = nullptr,
+        .token = results.tokens + row,
+        .logprob = results.logprobs + row,
+        .top_ids = results.top_ids + std::size_t(row) * results.max_top,
+        .top_logprobs = results.top_logprobs + std::size_t(row) * results.max_top,
+    };
+}
 
 std::string find_problem(const SamplingColumns& rows, int vocab) {
     const std::size_t count = rows.targets.size();

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "kernels.h"
+
 namespace headrace {
 
 inline constexpr int kMaxKvGroups = 4;
@@ -59,6 +61,10 @@ struct RowResults {
     float* top_logprobs;
     int max_top;
 };
+
+// Row `row` as the kernels take it; its logits and scratch are the caller's to add.
+SampleRow sample_row(const SamplingColumns& rows, std::span<const std::uint32_t> mask, const RowResults& results,
+                     int vocab, int row);
 
 // What a program was built for. A batch outside of it is refused, whoever made it.
 struct Bounds {

@@ -78,38 +78,10 @@ Claims claims(const Replay& replay, const Head& head) {
 }
 
 void sample(const Replay& replay, int vocab, int row, float* logits, std::byte* scratch) {
-    const SamplingColumns& rows = replay.batch->sampling;
-    const RowResults& results = *replay.results;
-    const std::size_t mask_words = (vocab + 31) / 32;
-    const int bias = rows.bias_offsets[row], history = rows.history_offsets[row];
-    replay.kernels->sample({
-        .logits = logits,
-        .vocab = vocab,
-        .target = rows.targets[row],
-        .position = rows.positions[row],
-        .seed = rows.seeds[row],
-        .choice = std::uint32_t(rows.choices[row]),
-        .temperature = rows.temperature[row],
-        .top_p = rows.top_p[row],
-        .min_p = rows.min_p[row],
-        .top_k = rows.top_k[row],
-        .repetition_penalty = rows.repetition_penalty[row],
-        .presence_penalty = rows.presence_penalty[row],
-        .frequency_penalty = rows.frequency_penalty[row],
-        .num_top = rows.num_top[row],
-        .bias_ids = rows.bias_ids.data() + bias,
-        .bias_values = rows.bias_values.data() + bias,
-        .num_bias = rows.bias_offsets[row + 1] - bias,
-        .history = rows.history.data() + history,
-        .num_history = rows.history_offsets[row + 1] - history,
-        .num_prompt = rows.num_prompt[row],
-        .mask = replay.batch->mask.empty() ? nullptr : replay.batch->mask.data() + row * mask_words,
-        .scratch = scratch,
-        .token = results.tokens + row,
-        .logprob = results.logprobs + row,
-        .top_ids = results.top_ids + std::size_t(row) * results.max_top,
-        .top_logprobs = results.top_logprobs + std::size_t(row) * results.max_top,
-    });
+    SampleRow it = sample_row(replay.batch->sampling, replay.batch->mask, *replay.results, vocab, row);
+    it.logits = logits;
+    it.scratch = scratch;
+    replay.kernels->sample(it);
 }
 
 }  // namespace
