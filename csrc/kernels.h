@@ -1,0 +1,159 @@
+// The border between the program (which splits a step into tiles and hands them to threads) and the kernels (which
+// compute one tile on one thread). csrc/isa.cpp fills a Kernels table once per instruction set; dispatch.cpp picks one.
+//
+// Rules that make a row's bits independent of everything but the row:
+//   - built with -ffp-contract=off; a fused multiply-add only where fma() is written
+//   - one order over k for 1 row and for 512; remainders by masks or zero padding, never by another loop
+//   - K and V are read as stored, in tiles anchored at position 0 of the sequence
+// Kernels never allocate, throw, lock or call each other through the table.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace headrace {
+
+inline constexpr int kLanes = 16;           // f32 lanes of a vector = outputs of a weight tile
+inline constexpr int kGroup = 32;           // inputs that share a scale
+inline constexpr int kBlockTokens = 16;     // tokens of a KV block: one vector of scores
+inline constexpr int kTileTokens = 64;      // tokens of an online-softmax step, anchored at position 0
+inline constexpr int kSegmentTokens = 512;  // fixed split of a context: a multiple of kTileTokens
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kMaxTop = 64;  // top-N logprobs of a row (types.MAX_LOGPROBS)
+inline constexpr std::size_t kAlign = 64;
+
+enum class Format : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1 };
+enum class Act : std::uint8_t { f32, bf16, q8 };  // the form in which a weight format wants its inputs
+enum class KvType : std::uint8_t { bf16, f32 };
+
+// One row per weight format. `file_*`: as it lies in model files. `tile_group_bytes`: 16 outputs x 32 inputs, packed.
+struct FormatTraits {
+    const char* name;
+    Act act;
+    int file_block_values;
+    int file_block_bytes;
+    std::size_t tile_group_bytes;
+};
+const FormatTraits& traits(Format format);  // formats.cpp
+
+// A weight [rows, cols] packed in tiles of 16 rows; each tile holds its groups of 32 inputs one after another. Rows and
+// columns past the end are zeros.
+struct Matrix {
+    Format format;
+    int rows;
+    int cols;
+    const std::byte* tiles;
+
+    int num_tiles() const { return (rows + kLanes - 1) / kLanes; }
+    int num_groups() const { return (cols + kGroup - 1) / kGroup; }
+    std::size_t tile_bytes() const { return num_groups() * traits(format).tile_group_bytes; }
+    std::size_t bytes() const { return num_tiles() * tile_bytes(); }
+};
+
+// Bytes of one row of activations in form `act`, a multiple of kAlign. q8: per group the int8 values, their f32 scale and
+// what the offset of unsigned weights needs (the integer sum, and scale * sum).
+inline constexpr std::size_t kQ8GroupBytes = kGroup + 12;
+std::size_t act_row_bytes(Act act, int cols);  // formats.cpp
+
+// The KV of one layer: where block b keeps the keys and values of head h, in the layouts that attend() streams.
+//   keys    [head_dim / w][kBlockTokens][w]     w = 2 for bf16 (pairs of dimensions), 1 for f32
+//   values  [kBlockTokens / w][head_dim][w]     (pairs of tokens)
+struct KvLayer {
+    KvType type;
+    int num_kv_heads;
+    int head_dim;
+    std::byte* base;           // of this layer
+    std::size_t block_stride;  // bytes from one block to the next within the layer
+
+    std::size_t plane_bytes() const {  // keys, or values, of one head in one block
+        return std::size_t(kBlockTokens) * head_dim * (type == KvType::bf16 ? 2 : 4);
+    }
+    std::byte* keys(int block, int head) const { return base + block * block_stride + 2 * head * plane_bytes(); }
+    std::byte* values(int block, int head) const { return keys(block, head) + plane_bytes(); }
+};
+
+// Attention of `num_queries` consecutive tokens of one sequence, for the query heads of one KV head, over the tokens
+// [segment * kSegmentTokens, ...) of one segment. States are flash-attention's: running maximum, sum, weighted values.
+struct Attend {
+    const KvLayer* kv;
+    const std::int32_t* block_table;  // of the sequence
+    int kv_head;
+    int heads_per_kv;
+    const float* queries;  // first query token, first query head of the group; rotated, unscaled
+    std::size_t query_stride;  // floats from one token to the next
+    int num_queries;
+    int first_position;  // absolute position of the first query token; token i sees positions <= first_position + i
+    int segment;
+    float scale;
+    // Partial states, [num_queries][heads_per_kv]: out_acc rows of head_dim floats, unnormalized.
+    float* out_max;
+    float* out_sum;
+    float* out_acc;
+};
+
+// One logit row: scoring, penalties, drawing and top-N. Random numbers are Philox4x32-10 of (seed, choice) at
+// (position, token id); a token is drawn by the exponential race, so it is a function of the logits and the key alone.
+struct SampleRow {
+    const float* logits;  // [vocab], raw
+    int vocab;
+    std::int32_t target;  // >= 0: score this token; -1: draw one
+    std::int32_t position;
+    std::uint64_t seed;
+    std::uint32_t choice;
+    float temperature, top_p, min_p;
+    std::int32_t top_k;
+    float repetition_penalty, presence_penalty, frequency_penalty;
+    std::int32_t num_top;  // -1: no logprobs
+    const std::int32_t* bias_ids;
+    const float* bias_values;
+    int num_bias;
+    const std::int32_t* history;  // every token before the row's, the prompt's `num_prompt` first
+    int num_history;
+    int num_prompt;
+    const std::uint32_t* mask;  // bit t of word t / 32: token t is allowed; null: all are
+    std::byte* scratch;         // sample_scratch_bytes(vocab), kAlign-aligned
+    // results
+    std::int32_t* token;
+    float* logprob;
+    std::int32_t* top_ids;  // [num_top]
+    float* top_logprobs;
+};
+std::size_t sample_scratch_bytes(int vocab);  // sample.cpp
+
+struct Kernels {
+    const char* name;  // "scalar", "avx2", "avx512"
+
+    // Packs tile `tile` of a matrix from its rows as they lie in the file (`source` is the whole matrix).
+    void (*pack_tile)(const Matrix& shape, int tile, const std::byte* source, std::byte* destination);
+    // Row `row`, decoded exactly: [cols] f32.
+    void (*unpack_row)(const Matrix& w, int row, float* out);
+    // One row [cols] f32 into activation form; pads to whole groups with zeros.
+    void (*quantize_row)(Act act, const float* x, int cols, std::byte* out);
+    // out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end) that
+    // exist. `acts`: num_rows rows in the format's activation form, act_stride bytes apart. Strides of out and add in
+    // floats. The sum over k is complete before `add` joins, so that fusing a residual changes no bit.
+    void (*gemm)(const Matrix& w, int tile_begin, int tile_end, const std::byte* acts, std::size_t act_stride,
+                 int num_rows, float* out, std::size_t out_stride, const float* add, std::size_t add_stride);
+
+    void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);
+    void (*silu_mul)(const float* gate, const float* up, int width, float* out);
+    void (*add)(const float* x, const float* y, int width, float* out);
+    // num_heads heads of head_dim, pairs (i, i + rotary_pairs) for i < rotary_pairs; in place allowed.
+    void (*rotate)(const float* x, int num_heads, int head_dim, int rotary_pairs, const float* cosines,
+                   const float* sines, float* out);
+    // Keys and values [num_kv_heads * head_dim] f32 of one token into slot `slot` of block `block`.
+    void (*store_kv)(const KvLayer& kv, int block, int slot, const float* keys, const float* values);
+    void (*attend)(const Attend& args);
+    // Folds the states of `num_segments` segments, in order, into one output row of head_dim floats. States of segment s
+    // start at max/sum + s * state_stride and acc + s * acc_stride (strides in floats).
+    void (*merge)(const float* max, const float* sum, std::size_t state_stride, const float* acc,
+                  std::size_t acc_stride, int num_segments, int head_dim, float* out);
+    void (*sample)(const SampleRow& row);
+};
+
+enum class Isa : std::uint8_t { scalar, avx2, avx512, neon };
+// Null where the build or the processor (cpuid and XCR0) lacks it.
+const Kernels* kernels_for(Isa isa);
+const Kernels* best_kernels();
+
+}  // namespace headrace
