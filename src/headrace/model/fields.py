@@ -81,7 +81,7 @@ class Fields:
         value = self.value(name, default)
         if value is default:
             return default
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not _is_unicode(value):
             raise self.refusal(name, "a string")
         return value
 
@@ -107,6 +107,11 @@ class Fields:
     def refusal(self, name: str, allowed: str) -> ModelError:
         value = self._values.get(self._prefix + name)
         return ModelError(f"{self.source}: {self._prefix}{name} is {shown(value)}; it must be {allowed}")
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no half of a surrogate pair: JSON can spell one, UTF-8 cannot."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def shown(value: object, limit: int = 80) -> str:

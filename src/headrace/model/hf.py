@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from headrace.model.architecture import Architecture
 from headrace.model.fields import MAX_JSON_BYTES, Fields, read_json, shown
@@ -93,11 +92,12 @@ def _chat_template(directory: Path, config: Fields) -> str | None:
     value = config.value("chat_template", None)
     if not isinstance(value, list):
         return config.text("chat_template", None)
-    templates: dict[Any, Any] = {}
+    templates: dict[str, str] = {}
     for entry in value[:MAX_TEMPLATES]:
-        if not isinstance(entry, dict) or not all(isinstance(entry.get(key), str) for key in ("name", "template")):
+        if not isinstance(entry, dict):
             raise config.refusal("chat_template", "a string, or a list of objects with name and template")
-        templates[entry["name"]] = entry["template"]
+        named = Fields(f"{config.source}: chat_template", entry)
+        templates[named.text("name")] = named.text("template")
     return templates.get("default")
 
 

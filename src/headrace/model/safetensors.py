@@ -9,6 +9,7 @@ Source: the format's description in the safetensors repository (README, "Format"
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ INDEX = "model.safetensors.index.json"
 MAX_HEADER_BYTES = 8 << 20  # 80,000 tensors; bounds what parsing can allocate
 MAX_DIMENSIONS = 8
 MAX_DIMENSION = 1 << 40
+
+_PLAIN_NAME = re.compile(r"\w[\w.+ -]*")  # nothing that has a meaning to the file system
 
 # Bytes of a value of every type that the format has; tensor.FORMATS says which of them can be used.
 DTYPES: dict[str, tuple[str, int]] = {
@@ -79,10 +82,12 @@ def inside(directory: Path, name: str) -> Path:
 
     A link may lead out of a snapshot of the Hugging Face cache, into the `blobs` folder beside `snapshots`.
     """
-    if Path(name).name != name or name in ("", ".", ".."):
+    if not _PLAIN_NAME.fullmatch(name):
         raise ModelError(f"{directory}: the file name {shown(name)} must be a plain name inside the directory")
-    target = (directory / name).resolve()
-    home = directory.resolve()
+    try:
+        home, target = directory.resolve(), (directory / name).resolve()
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise ModelError(f"{directory}: {shown(name)} cannot be found: {error}") from None
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if target.parent not in (home, blobs):
         raise ModelError(f"{directory}: {shown(name)} is a link that leads out of the directory")
