@@ -251,12 +251,8 @@ NB_MODULE(_core, module) {
     module.def("available_isas", &available_isas);
     bind_memory(module);
     bind_program(module);
-#if __has_include("bindings_kernels.cpp")
     bind_kernels(module);
-#endif
-#if __has_include("bindings_sample.cpp")
     bind_sample(module);
-#endif
 }
 
 }  // namespace headrace

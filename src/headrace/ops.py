@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
@@ -140,6 +141,7 @@ class RowResults:
 class Backend(Protocol):
     """A loaded model that can run steps. `reference` and `cpu` give the same answers within stated bounds."""
 
-    def run(self, batch: Batch) -> RowResults: ...
+    def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
+        """One step. `mask` [R, ceil(vocab / 32)]: bit t % 32 of word t // 32 allows token t in that row."""
 
     def close(self) -> None: ...

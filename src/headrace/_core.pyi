@@ -1,0 +1,97 @@
+"""The C++ core: thread pool, packed weights, KV memory and the recorded program. Shapes are checked at this border."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+U8 = npt.NDArray[np.uint8]
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+U64 = npt.NDArray[np.uint64]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+BLOCK_TOKENS: int
+MAX_HEAD_DIM: int
+MAX_TOP: int
+
+def available_isas() -> list[str]: ...  # best first, of "avx512", "avx2", "scalar"
+
+class ThreadPool:
+    """`num_threads` threads in all, the caller's included."""
+
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def num_threads(self) -> int: ...
+    def close(self) -> None: ...
+
+class Weight:
+    """A matrix packed for the kernels. Knows its size at once, takes memory in pack()."""
+
+    def __init__(self, isa: str, format: str, rows: int, columns: int) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def columns(self) -> int: ...
+    def pack(self, pool: ThreadPool, data: U8) -> None: ...
+    def to_f32(self) -> F32: ...
+
+class KvMemory:
+    """The bytes of one KV group. `dtype` is "bf16" or "f32". Takes address space in allocate(), pages when touched."""
+
+    def __init__(self, dtype: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None: ...
+    @property
+    def block_nbytes(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def num_blocks(self) -> int: ...
+    def allocate(self, num_blocks: int) -> None: ...
+    def touch(self, first_block: int, num_blocks: int) -> None: ...
+
+class Program:
+    """A forward pass, recorded once and replayed each step. Values are arena offsets in floats.
+
+    Recording takes no memory; allocate() ends it and takes all that a step can need. Row operations that follow each
+    other over the same rows share a phase: no barrier is between them.
+    """
+
+    def __init__(
+        self, pool: ThreadPool, isa: str, *, max_tokens: int, max_rows: int, max_seqs: int, max_len: int
+    ) -> None: ...
+    def embed(self, out: int, table: Weight) -> None: ...
+    def rms_norm(self, out: int, x: int, weight: F32, eps: float, is_rows: bool) -> None: ...
+    def linear(
+        self, outs: Sequence[int], x: int, weights: Sequence[Weight], add: int | None, is_rows: bool
+    ) -> None: ...
+    def rotate(self, out: int, x: int, width: int, head_dim: int, frequencies: F64, magnitude: float) -> None: ...
+    def attention(
+        self, out: int, q: int, k: int, v: int, kv: KvMemory, *, group: int, layer: int, num_heads: int, scale: float
+    ) -> None: ...
+    def silu_mul(self, out: int, gate: int, up: int, width: int, is_rows: bool) -> None: ...
+    def add(self, out: int, x: int, y: int, width: int, is_rows: bool) -> None: ...
+    def select_rows(self, out: int, x: int, width: int) -> None: ...
+    def head(self, x: int, weight: Weight) -> None: ...
+    @property
+    def arena_nbytes(self) -> int: ...
+    @property
+    def scratch_nbytes(self) -> int: ...
+    def allocate(self) -> None: ...
+    def run(
+        self,
+        tokens: I32,
+        token_offsets: I32,
+        starts: I32,
+        row_tokens: I32,
+        block_offsets: tuple[I32, ...],
+        blocks: tuple[I32, ...],
+        sampling: tuple[object, ...],  # the columns of ops.SamplingRows, in their order
+        mask: U32 | None,
+    ) -> tuple[I32, F32, I32, F32]: ...  # the fields of ops.RowResults
+
+def sample(
+    isa: str, logits: F32, sampling: tuple[object, ...], mask: U32 | None
+) -> tuple[I32, F32, I32, F32]: ...  # for tests: the head's second half alone
