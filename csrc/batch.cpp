@@ -128,7 +128,7 @@ std::string find_problem(const SamplingColumns& rows, int vocab) {
              check_range("positions", rows.positions, 0, INT32_MAX),
              check_range("choices", rows.choices, 0, INT32_MAX),
              check_range("top_k", rows.top_k, 0, std::int64_t(INT32_MAX) + 1),
-             check_range("num_top", rows.num_top, -1, std::min(kMaxTop, vocab) + 1),
+             check_range("num_top", rows.num_top, -1, kMaxTop + 1),
              check_offsets("bias_offsets", rows.bias_offsets, count, rows.bias_ids.size()),
              check_range("bias_ids", rows.bias_ids, 0, vocab),
              check_offsets("history_offsets", rows.history_offsets, count, rows.history.size()),
