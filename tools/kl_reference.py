@@ -7,7 +7,9 @@ are, per position, the TOP most likely next tokens with their logprobs, and the 
 p the reference's and q our distribution over those TOP + 1 outcomes, sum(p log(p/q)) is a *lower bound* of the KL
 divergence over the whole vocabulary, since merging outcomes never adds to it (the data-processing inequality; Cover
 and Thomas, Elements of Information Theory, section 2.8). `--study` measures how much is lost for the perturbation that
-the fast path makes (activations in 8 bits with one scale per 32 inputs, keys and values in bf16).
+the fast path makes (activations in 8 bits with one scale per 32 inputs, keys and values in bf16): of a mean KL of
+0.003765 nat over the whole vocabulary, TOP = 64 keeps 0.003300 (0.876), 32 would keep 0.827 and 16 0.761. So a limit
+on the whole KL is to be multiplied by 0.87 before the bucketed one is compared with it.
 
 Arrays: tokens [N] u16, all texts after one another; offsets [texts + 1] i32 into them (each text is fed from position
 0); top_ids [N, TOP] u16, best first; top_logprobs [N, TOP] u16, in steps of -1/LOGPROB_STEPS nat; rest [N] f32, the

@@ -81,7 +81,7 @@ class Tokenizer:
     def token_text(self, index: int) -> str:
         """The token's name in lists of logprobs: its text, or `bytes:\\xf0\\x9f` where it is a part of a character.
 
-        That is how OpenAI writes it. Names of different tokens differ, unless the vocabulary holds the same bytes twice.
+        (OpenAI's notation.) Names of different tokens differ, unless the vocabulary holds the same bytes twice.
         """
         content = self.token_bytes[self.check_id(index)]
         try:

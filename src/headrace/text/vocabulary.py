@@ -53,7 +53,10 @@ class _Splitting:
 
 
 # Llama 3's pattern, from the tokenizer.json that Meta publishes
-_LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _smollm() -> _Splitting:
@@ -173,9 +176,9 @@ def _from_file(source: TokenizerFile) -> Vocabulary:
         "unk_token": source.unk_token,
         "pad_token": source.pad_token,
     }
-    for name, token in named.items():
-        if token is not None and token not in vocab:
-            raise ModelError(f"{source.path}: {name} is {token!r}, which is not in the vocabulary")
+    for name, text in named.items():
+        if text is not None and text not in vocab:
+            raise ModelError(f"{source.path}: {name} is {text!r}, which is not in the vocabulary")
     bos_id = vocab[source.bos_token] if source.bos_token is not None else None
     eos_id = vocab[source.eos_token] if source.eos_token is not None else None
     prefix_ids, suffix_ids = _edges_of_post_processor(parsing)
@@ -191,7 +194,7 @@ def _from_file(source: TokenizerFile) -> Vocabulary:
         prefix_ids=prefix_ids,
         suffix_ids=suffix_ids,
         bos_id=bos_id,
-        named_tokens={name: token for name, token in named.items() if token is not None},
+        named_tokens={name: text for name, text in named.items() if text is not None},
         has_space_prefix=has_space_prefix,
     )
 
