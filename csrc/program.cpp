@@ -221,6 +221,12 @@ std::string Program::find_obstacle() const {
     return "";
 }
 
+Bounds Program::bounds() const {
+    Bounds bounds = bounds_;
+    for (int group = 0; group < bounds.num_groups; ++group) bounds.num_blocks[group] = caches_[group]->num_blocks();
+    return bounds;
+}
+
 void Program::bind(const Batch& batch, const RowResults& results) {
     replay_.batch = &batch;
     replay_.results = &results;

@@ -47,7 +47,7 @@ public:
     // Ends recording and takes the memory.
     void allocate();
 
-    const Bounds& bounds() const { return bounds_; }
+    Bounds bounds() const;
     // Why a step can't run now, or "".
     std::string find_obstacle() const;
     // `batch` has passed find_problem(). Blocks until done; one run at a time.
