@@ -72,5 +72,6 @@ def gguf_bytes(
 
 
 def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Path:
+    path.unlink(missing_ok=True)  # never overwritten in place: an earlier map of it may be alive
     path.write_bytes(gguf_bytes(metadata, tensors))
     return path

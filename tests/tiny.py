@@ -195,6 +195,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> Path:
         at += tensor.nbytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
+    path.unlink(missing_ok=True)  # never overwritten in place: an earlier map of it may be alive
     path.write_bytes(len(head).to_bytes(8, "little") + head + b"".join(t.data.tobytes() for t in tensors.values()))
     return path
 
