@@ -33,6 +33,10 @@ class Stream:
         self._queue: asyncio.Queue[Stamped | RequestError] = asyncio.Queue()
         self._has_ended = False
 
+    def cancel(self) -> None:
+        """Ask the engine to end the request. Its last event still comes: Finished, with the usage so far."""
+        self._owner.cancel(self.request.id)
+
     def put(self, item: Stamped | RequestError) -> None:
         self._queue.put_nowait(item)
 
@@ -96,6 +100,9 @@ class AsyncEngine:
     def open(self, stream: Stream) -> None:
         self._streams[stream.request.id] = stream
         self._thread.submit(stream.request)
+
+    def cancel(self, request_id: int) -> None:
+        self._thread.cancel(request_id)
 
     def close(self, stream: Stream, *, is_cancelled: bool) -> None:
         self._streams.pop(stream.request.id, None)

@@ -1,0 +1,1 @@
+"""The HTTP server: OpenAI's API over the engine. Owns requests and answers as bytes; knows nothing of models."""

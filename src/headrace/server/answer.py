@@ -1,0 +1,181 @@
+"""One answer as it grows: the engine's events in, deltas of text out, and at last a ledger of what it took.
+
+Owns when an answer ends and what of its tokens is counted. Without I/O, so that every rule can be tested with events
+made by hand. Refuses to know JSON and other answers; which token has which text is text/answer.py's.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headrace.engine.stream import Stamped
+from headrace.server.openai.errors import CUT_OFF, ENGINE_FAILED, SHUTTING_DOWN
+from headrace.server.timing import Timing
+from headrace.text.answer import AnswerText, TextDelta, TextOptions, TokenText
+from headrace.text.tokenizer import Tokenizer
+from headrace.types import Finished, FinishReason, Preempted, Request, RequestError, TokenLogprobs, Tokens, Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    reason: Literal["stop", "length"]
+    stop_reason: str | int | None = None  # the stop string, or the id of stop_token_ids, that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token of the text, for logprobs. The pieces of an answer join to its text."""
+
+    token: TokenText
+    logprobs: TokenLogprobs | None  # None: the prompt's first token, which nothing predicts
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What was added to one choice."""
+
+    choice: int
+    text: str
+    pieces: tuple[Piece, ...] | None = None  # None: logprobs were not asked for
+    ending: Ending | None = None  # of the choice's last delta
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """What one choice took. Comes last, once the engine has closed its books on it."""
+
+    choice: int
+    is_first_of_prompt: bool  # the choices of a prompt share it
+    prompt_tokens: int
+    completion_tokens: int  # up to the token that completed a stop string
+    cached_tokens: int
+    timing: Timing
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt, to be shown before the answer."""
+
+    tokens: tuple[TokenText, ...]
+
+    @classmethod
+    def of(cls, tokens: array[int], tokenizer: Tokenizer, *, is_bos_hidden: bool) -> Echo:
+        """`is_bos_hidden`: the prompt's first token was not written by the client."""
+        shown = AnswerText(tokenizer, TextOptions(skip_special=False))
+        pieces = [*shown.push(tokens[is_bos_hidden:]).tokens, *shown.finish().tokens]
+        hidden = [TokenText(tokens[0], "", 0)] if is_bos_hidden else []
+        return cls((*hidden, *pieces))
+
+    @property
+    def text(self) -> str:
+        return "".join(token.text for token in self.tokens)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The state of one choice. take() is called with every event of its request, in order."""
+
+    choice: int
+    request: Request
+    text: AnswerText
+    echo: Echo | None = None
+    num_preemptions: int = 0
+    first_us: int | None = None
+    last_us: int | None = None
+    gaps_us: list[int] = field(default_factory=list)  # between deliveries, whatever number of tokens each had
+    ending: Ending | None = None
+    ledger: Ledger | None = None
+    _last_token: int = -1
+    _logprobs: deque[TokenLogprobs] = field(default_factory=deque)  # of tokens whose text is not out yet
+    _prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def take(self, stamped: Stamped) -> list[Delta | Ledger]:
+        """What an event adds. RequestError if the engine gave the request up."""
+        match stamped.event:
+            case Tokens() as event:
+                return list(self._take_tokens(event, stamped.now_us))
+            case Finished() as event:
+                return [*self._take_end(event), self._close(event.usage, stamped.now_us)]
+            case Preempted():
+                self.num_preemptions += 1
+        return []
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a stop string ended the answer and the engine does not know yet."""
+        return self.ending is not None and self.ledger is None
+
+    def _take_tokens(self, event: Tokens, now_us: int) -> list[Delta]:
+        self._prompt_logprobs += event.prompt_logprobs or ()
+        if self.ending is not None or not event.tokens:
+            return []
+        if self.last_us is None:
+            self.first_us = now_us
+        else:
+            self.gaps_us.append(now_us - self.last_us)
+        self.last_us = now_us
+        self._last_token = event.tokens[-1]
+        self._logprobs += event.logprobs or ()
+        delta = self.text.push(event.tokens)
+        if delta.stop is not None:
+            self.ending = Ending("stop", delta.stop)
+        return self._deltas(delta)
+
+    def _take_end(self, event: Finished) -> list[Delta]:
+        if self.ending is not None:
+            return []  # a stop string ended it before
+        if event.reason is FinishReason.ERROR:
+            raise RequestError(event.message, None, ENGINE_FAILED)
+        if event.reason is FinishReason.CANCELLED:
+            raise RequestError(CUT_OFF, None, SHUTTING_DOWN)
+        delta = self.text.finish()
+        self.ending = self._ending(event.reason, delta)
+        return self._deltas(delta)
+
+    def _ending(self, reason: FinishReason, delta: TextDelta) -> Ending:
+        if delta.stop is not None:
+            return Ending("stop", delta.stop)
+        if reason is FinishReason.LENGTH:
+            return Ending("length")
+        is_asked_for = self._last_token in self.request.params.stop_token_ids
+        return Ending("stop", self._last_token if is_asked_for else None)
+
+    def _close(self, usage: Usage, now_us: int) -> Ledger:
+        self.ledger = Ledger(
+            choice=self.choice,
+            is_first_of_prompt=self.request.choice == 0,
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=self.text.num_tokens,
+            cached_tokens=usage.cached_tokens,
+            timing=Timing(
+                arrival_us=self.request.arrival_us,
+                scheduled_us=usage.scheduled_us,
+                first_us=self.first_us,
+                last_us=now_us if self.last_us is None else self.last_us,
+                num_tokens=self.text.num_tokens,
+            ),
+        )
+        return self.ledger
+
+    def _deltas(self, delta: TextDelta) -> list[Delta]:
+        """What goes out, behind the prompt if that is echoed: nothing while text is held back."""
+        if not delta and self.ending is None:
+            return []
+        deltas = []
+        if self.echo is not None:
+            deltas.append(Delta(self.choice, self.echo.text, self._echoed(self.echo.tokens)))
+            self.echo = None
+        pieces = None
+        if self.request.params.logprobs is not None:
+            pieces = tuple(Piece(token, self._logprobs.popleft()) for token in delta.tokens)
+        deltas.append(Delta(self.choice, delta.text, pieces, self.ending))
+        return deltas
+
+    def _echoed(self, tokens: Sequence[TokenText]) -> tuple[Piece, ...] | None:
+        if self.request.params.prompt_logprobs is None:
+            return None
+        return tuple(map(Piece, tokens, [None, *self._prompt_logprobs]))

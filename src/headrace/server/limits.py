@@ -1,0 +1,33 @@
+"""The server's limits, each with its reason. A request that goes over one is refused by name and number."""
+
+from __future__ import annotations
+
+from headrace.types import MAX_LOGPROBS
+
+# A request ---------------------------------------------------------------------------------------------------
+MAX_BODY_BYTES = 16 * 2**20  # a prompt of a million tokens as text is about 5 MB
+MAX_HEADER_BYTES = 64 * 2**10  # browsers and proxies stay under 16 kB
+MAX_SEQUENCES_PER_REQUEST = 128  # prompts times n: what one client may put into the queue at once
+MAX_MESSAGES = 4096
+MAX_TOP_LOGPROBS = MAX_LOGPROBS
+MAX_NAME_CHARS = 256  # cache salts and the like
+MAX_TEMPLATE_KWARGS = 64
+
+# Load --------------------------------------------------------------------------------------------------------
+MAX_OPEN_SEQUENCES = 1024  # running and waiting; above it a request is told to come back
+RETRY_AFTER_S = 1
+MAX_CONNECTIONS = 896  # below the 1,024 file descriptors that a process usually may have
+ENCODERS = 2  # threads that render templates and tokenize long texts
+INLINE_CHARS = 2048  # shorter texts are tokenized on the event loop: under 1 ms, less than two thread switches cost
+
+# Time --------------------------------------------------------------------------------------------------------
+HEADER_TIMEOUT_S = 10.0  # from the connection, or from a request's first byte, to the end of its headers
+BODY_TIMEOUT_S = 60.0  # 16 MB at 2.2 Mbit/s
+SEND_TIMEOUT_S = 30.0  # a client that reads nothing for so long is gone
+KEEP_ALIVE_S = 75  # longer than what load balancers keep, so that they and not we close an idle connection
+STALL_S = 60.0  # a step that takes longer makes the server unhealthy
+GRACE_S = 30.0  # what SIGTERM gives to the answers under way
+
+# What goes back ----------------------------------------------------------------------------------------------
+MAX_REPORTED_FIELDS = 32  # names in x-ignored-fields
+MAX_ECHOED_CHARS = 128  # of a client's own words in a header, a log line or an error

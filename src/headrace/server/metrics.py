@@ -1,0 +1,216 @@
+"""What /metrics shows: counters, gauges and histograms, under headrace's names and, for the main ones, vLLM's too.
+
+Owns the numbers of requests as clients saw them (the sum of all usage blocks is these counters) and reads the engine's
+own when asked. Written and read on the event loop alone. Labels come from fixed sets. No global registry.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from headrace.server.answer import Answer
+from headrace.server.timing import Timing
+
+# Seconds, from 0.5 ms in steps of about 2, where small models on fast machines live.
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+
+REASONS = ("stop", "length", "abort", "error")
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Counts of observations by upper bound, the last for those above every bound."""
+
+    bounds: tuple[float, ...] = BUCKETS
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect.bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        rows, seen = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            seen += count
+            rows.append((bound, float(seen)))
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """The engine's state at the moment of asking."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # of the fullest KV group, 0 to 1
+    steps: int
+    failed_steps: int
+    fed_tokens: int
+    busy_s: float
+
+
+@dataclass(slots=True)
+class RequestMetrics:
+    """What requests came to, counted as their answers end."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    answers: Counter[str] = field(default_factory=Counter)  # by reason
+    responses: Counter[int] = field(default_factory=Counter)  # by HTTP status
+    ttft: Histogram = field(default_factory=Histogram)
+    itl: Histogram = field(default_factory=Histogram)  # between deliveries of one answer, whatever number of tokens
+    tpot: Histogram = field(default_factory=Histogram)
+    e2e: Histogram = field(default_factory=Histogram)
+    queue: Histogram = field(default_factory=Histogram)
+
+    def count(self, answer: Answer) -> None:
+        """Count an answer that ended, or that was left."""
+        self.preemptions += answer.num_preemptions
+        self.completion_tokens += answer.text.num_tokens
+        for gap_us in answer.gaps_us:
+            self.itl.observe(gap_us / 1e6)
+        ledger = answer.ledger
+        if ledger is None or answer.ending is None:
+            self.answers["abort"] += 1
+            return
+        self.answers[answer.ending.reason] += 1
+        if ledger.is_first_of_prompt:
+            self.prompt_tokens += ledger.prompt_tokens
+            self.cached_tokens += ledger.cached_tokens
+        self._observe(ledger.timing)
+
+    def _observe(self, timing: Timing) -> None:
+        for histogram, value_us in (
+            (self.queue, timing.queue_us),
+            (self.ttft, timing.ttft_us),
+            (self.tpot, timing.tpot_us),
+            (self.e2e, timing.e2e_us),
+        ):
+            if value_us is not None:
+                histogram.observe(value_us / 1e6)
+
+
+# headrace's name without its prefix: (vLLM's name without its own, help).
+_COUNTERS = {
+    "prompt_tokens": ("prompt_tokens", "Prompt tokens of answered requests, cached ones included."),
+    "generation_tokens": ("generation_tokens", "Tokens of answers."),
+    "cached_tokens": ("prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
+    "preemptions": ("num_preemptions", "Sequences that gave up their blocks and were computed again."),
+    "steps": (None, "Forward passes."),
+    "failed_steps": (None, "Forward passes that raised."),
+    "fed_tokens": (None, "Tokens that went through the model: prompt, recomputed and output tokens."),
+    "busy_seconds": (None, "Time in steps."),
+}
+_GAUGES = {
+    "requests_running": ("num_requests_running", "Sequences that hold KV blocks."),
+    "requests_waiting": ("num_requests_waiting", "Sequences in the queue."),
+    "kv_cache_usage_ratio": ("kv_cache_usage_perc", "Share of the KV blocks in use, of the fullest group; 1 is full."),
+}
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("time_to_first_token_seconds", "From arrival to the first token delivered."),
+    "inter_token_latency_seconds": ("inter_token_latency_seconds", "Between two deliveries of one answer."),
+    "time_per_output_token_seconds": (
+        "request_time_per_output_token_seconds",
+        "Of an answer of n tokens: (last - first)/(n - 1).",
+    ),
+    "e2e_latency_seconds": ("e2e_request_latency_seconds", "From arrival to the last token delivered."),
+    "queue_seconds": ("request_queue_time_seconds", "From arrival to the first step that had the request in it."),
+}
+_LABEL = "model_name"
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # a registry tells its collectors apart by identity
+class MetricsPage:
+    """Makes the page. A prometheus_client collector, in a registry of its own."""
+
+    model: str
+    requests: RequestMetrics
+    engine: Callable[[], EngineGauges]
+
+    def render(self) -> bytes:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        now = self.engine()
+        yield from self._counters(now)
+        yield from self._labelled()
+        yield from self._gauges(now)
+        yield from self._histograms()
+
+    def _counters(self, now: EngineGauges) -> Iterator[Metric]:
+        seen = self.requests
+        values = {
+            "prompt_tokens": seen.prompt_tokens,
+            "generation_tokens": seen.completion_tokens,
+            "cached_tokens": seen.cached_tokens,
+            "preemptions": seen.preemptions,
+            "steps": now.steps,
+            "failed_steps": now.failed_steps,
+            "fed_tokens": now.fed_tokens,
+            "busy_seconds": now.busy_s,
+        }
+        for name, (alias, text) in _COUNTERS.items():
+            for full_name in _names(name, alias):
+                family = CounterMetricFamily(full_name, text, labels=[_LABEL])
+                family.add_metric([self.model], values[name])
+                yield family
+
+    def _labelled(self) -> Iterator[Metric]:
+        for full_name, label in (("headrace_answers", "reason"), ("vllm:request_success", "finished_reason")):
+            family = CounterMetricFamily(full_name, "Answers by how they ended.", labels=[_LABEL, label])
+            for reason in REASONS:
+                family.add_metric([self.model, reason], self.requests.answers[reason])
+            yield family
+        responses = CounterMetricFamily("headrace_http_responses", "HTTP responses by status.", labels=["status"])
+        for status, count in sorted(self.requests.responses.items()):
+            responses.add_metric([str(status)], count)
+        yield responses
+
+    def _gauges(self, now: EngineGauges) -> Iterator[Metric]:
+        values = {
+            "requests_running": now.num_running,
+            "requests_waiting": now.num_waiting,
+            "kv_cache_usage_ratio": now.kv_usage,
+        }
+        for name, (alias, text) in _GAUGES.items():
+            for full_name in _names(name, alias):
+                family = GaugeMetricFamily(full_name, text, labels=[_LABEL])
+                family.add_metric([self.model], values[name])
+                yield family
+
+    def _histograms(self) -> Iterator[Metric]:
+        seen = self.requests
+        values = {
+            "time_to_first_token_seconds": seen.ttft,
+            "inter_token_latency_seconds": seen.itl,
+            "time_per_output_token_seconds": seen.tpot,
+            "e2e_latency_seconds": seen.e2e,
+            "queue_seconds": seen.queue,
+        }
+        for name, (alias, text) in _HISTOGRAMS.items():
+            for full_name in _names(name, alias):
+                family = HistogramMetricFamily(full_name, text, labels=[_LABEL])
+                family.add_metric([self.model], values[name].cumulative(), values[name].total)
+                yield family
+
+
+def _names(name: str, alias: str | None) -> tuple[str, ...]:
+    return (f"headrace_{name}",) if alias is None else (f"headrace_{name}", f"vllm:{alias}")
