@@ -95,3 +95,4 @@ class Program:
 def sample(
     isa: str, logits: F32, sampling: tuple[object, ...], mask: U32 | None
 ) -> tuple[I32, F32, I32, F32]: ...  # for tests: the head's second half alone
+def philox(counter: U32, key: int) -> tuple[int, int, int, int]: ...  # the sampler's generator, for its known answers
