@@ -1,0 +1,118 @@
+"""Threads: how many, and a pool that sleeps when idle and survives forks and closing."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import _core
+from headrace.backend.threads import cpu_quotas, default_num_threads
+from headrace.tensor import FORMATS, from_f32
+
+
+def fake_system(root: Path, membership: str, files: dict[str, str]) -> tuple[Path, Path]:
+    proc, cgroup = root / "proc", root / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text(membership)
+    for name, text in files.items():
+        (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
+        (cgroup / name).write_text(text)
+    return proc, cgroup
+
+
+def test_the_quota_of_a_cgroup_v2_and_of_those_above_it_count(tmp_path: Path) -> None:
+    files = {"cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n", "a/b/cpu.max": "max 100000\n"}
+    assert list(cpu_quotas(*fake_system(tmp_path, "0::/a/b\n", files))) == [1.5]
+
+
+def test_the_quota_of_a_cgroup_v1_counts(tmp_path: Path) -> None:
+    files = {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000\n", "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n"}
+    membership = "5:memory:/job\n4:cpu,cpuacct:/job\n"
+    assert list(cpu_quotas(*fake_system(tmp_path, membership, files))) == [3.0]
+
+
+@pytest.mark.parametrize("quota", ["-1", "", "rubbish"])
+def test_no_quota_is_no_limit(tmp_path: Path, quota: str) -> None:
+    files = {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": "100000"}
+    proc, cgroup = fake_system(tmp_path, "4:cpu:/\n", files)
+    assert not list(cpu_quotas(proc, cgroup))
+    assert default_num_threads(proc, cgroup) == len(os.sched_getaffinity(0))
+
+
+def test_a_quota_below_one_processor_leaves_one_thread(tmp_path: Path) -> None:
+    assert default_num_threads(*fake_system(tmp_path, "0::/\n", {"cpu.max": "20000 100000"})) == 1
+
+
+def test_affinity_limits_the_threads(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert default_num_threads(*fake_system(tmp_path, "", {})) == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+def packed_by(pool: _core.ThreadPool, values: np.ndarray) -> np.ndarray:
+    """`values`, through the one kind of work that a pool does without a program."""
+    tensor = from_f32(values, FORMATS["f32"])
+    weight = _core.Weight(_core.available_isas()[0], "f32", *values.shape)
+    weight.pack(pool, tensor.data)
+    return weight.to_f32()
+
+
+VALUES = np.random.default_rng(0).standard_normal((1000, 40)).astype(np.float32)
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_every_tile_is_computed_once_whatever_the_number_of_threads(num_threads: int) -> None:
+    pool = _core.ThreadPool(num_threads)
+    for _ in range(20):
+        np.testing.assert_array_equal(packed_by(pool, VALUES), VALUES)
+    pool.close()
+
+
+def test_an_idle_pool_uses_no_cpu() -> None:
+    pool = _core.ThreadPool(4)
+    packed_by(pool, VALUES)
+    time.sleep(0.01)  # past the spinning
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.01
+    pool.close()
+
+
+def test_a_closed_pool_refuses_work_and_can_be_closed_again() -> None:
+    pool = _core.ThreadPool(2)
+    pool.close()
+    pool.close()
+    with pytest.raises(ValueError, match="closed"):
+        packed_by(pool, VALUES)
+
+
+def test_a_forked_child_is_told_that_it_has_no_pool_and_can_end() -> None:
+    pool = _core.ThreadPool(2)
+    packed_by(pool, VALUES)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            packed_by(pool, VALUES)
+        except ValueError as error:
+            status = 0 if "another process" in str(error) else 2
+        finally:
+            pool.close()
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    np.testing.assert_array_equal(packed_by(pool, VALUES), VALUES)
+    pool.close()
+
+
+@pytest.mark.parametrize("num_threads", [0, -1, 2000])
+def test_an_absurd_number_of_threads_is_refused(num_threads: int) -> None:
+    with pytest.raises(ValueError, match="num_threads"):
+        _core.ThreadPool(num_threads)
