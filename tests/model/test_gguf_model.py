@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gguf_writer import Raw
 from headrace.model import GgufVocabulary, ModelFiles, open_model
@@ -14,7 +17,16 @@ from headrace.model.llama_files import ROPE_FREQS, half_split_order
 from headrace.model.spec import ModelSpec, RopeSpec
 from headrace.tensor import FORMATS, from_f32
 from headrace.types import ModelError
-from tiny import CHAT_TEMPLATE, MERGES, NORM_EPS, TOKENS, TinyShape, tiny_weights, write_tiny_llama_gguf
+from tiny import (
+    CHAT_TEMPLATE,
+    MERGES,
+    NORM_EPS,
+    TOKENS,
+    TinyShape,
+    tiny_gguf_metadata,
+    tiny_weights,
+    write_tiny_llama_gguf,
+)
 
 
 def opened(directory: Path, **options: object) -> ModelFiles:
@@ -196,6 +208,40 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_key(
         opened(tmp_path, metadata=keys)
     assert expected in str(refusal.value)
     assert "tiny.Q8_0.gguf" in str(refusal.value)
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(0, 2**64 - 1),
+    st.integers(0, 400),
+    st.floats(width=32),
+    st.text(max_size=8),
+    st.lists(st.integers(-1, 2**31 - 1), max_size=4),
+    st.lists(st.text(max_size=4), max_size=4),
+)
+OPTIONAL_KEYS = (
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "rope.scale_linear",
+)
+KEYS = (*tiny_gguf_metadata(TinyShape()), *(f"llama.{key}" for key in OPTIONAL_KEYS), "general.alignment", "other")
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4))
+def test_whatever_the_keys_say_a_model_opens_or_is_refused(tmp_path: Path, keys: dict[str, object]) -> None:
+    try:
+        model = opened(tmp_path, metadata=keys)
+    except ModelError:
+        return
+    model.weights()
+    assert all(math.isfinite(frequency) for frequency in model.spec.rope.frequencies())
+    assert all(0 <= token < model.spec.vocab_size for token in model.end_ids)
 
 
 def test_a_bias_is_refused_since_leaving_it_out_would_change_the_answers(tmp_path: Path) -> None:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from headrace.model import GenerationDefaults, ModelFiles, TokenizerFile, open_model
 from headrace.model.fields import MAX_JSON_BYTES
 from headrace.model.spec import RopeScaling
 from headrace.tensor import FORMATS, from_f32
 from headrace.types import ModelError
-from tiny import CHAT_TEMPLATE, TinyShape, tiny_weights, write_safetensors, write_tiny_llama_gguf, write_tiny_llama_hf
+from tiny import (
+    CHAT_TEMPLATE,
+    TinyShape,
+    tiny_config,
+    tiny_weights,
+    write_safetensors,
+    write_tiny_llama_gguf,
+    write_tiny_llama_hf,
+)
 
 
 def opened(directory: Path, **config: object) -> ModelFiles:
@@ -66,6 +78,21 @@ def test_rotary_scaling_is_read_in_both_layouts(tmp_path: Path) -> None:
     new = opened(tmp_path, rope_parameters={**llama3, "rope_theta": 5e5}, rope_theta=None).spec.rope
     assert old == new
     assert (new.scaling, new.original_max_len, new.theta) == (RopeScaling.LLAMA3, 256, 5e5)
+
+
+def test_yarn_stretches_a_context_that_the_config_still_gives_unstretched(tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    assert opened(tmp_path, rope_scaling=yarn, max_position_embeddings=512).spec.max_len == 2048
+    assert opened(tmp_path, rope_scaling=yarn, max_position_embeddings=4096).spec.max_len == 4096
+
+
+def test_a_file_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path)
+    path = tmp_path / "tiny" / "model.safetensors"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ModelError, match="is not a regular file"):
+        reopened(tmp_path)
 
 
 def test_the_tokenizer_is_a_file_and_what_its_config_says(tmp_path: Path) -> None:
@@ -150,8 +177,10 @@ def test_what_old_checkpoints_keep_beside_the_weights_is_no_harm(tmp_path: Path)
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = from_f32(np.ones(16), FORMATS["f32"])
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied, and saved all the same
     write_safetensors(model.path / "model.safetensors", tensors)
-    weights = reopened(tmp_path).weights()
+    again = reopened(tmp_path)
+    weights = again.weights()
     assert weights.head is weights.embedding
+    assert again.weight_bytes == 4 * again.parameters
 
 
 # What is refused ------------------------------------------------------------------------------------------------
@@ -188,6 +217,39 @@ def test_what_is_not_supported_is_refused_by_the_name_of_its_field(
     with pytest.raises(ModelError) as refusal:
         opened(tmp_path, **config)
     assert expected in str(refusal.value)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 400) | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=4,
+)
+ROPE_FIELDS = ("type", "factor", "original_max_position_embeddings", "low_freq_factor", "mscale", "truncate")
+ROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["default", "linear", "llama3", "yarn"])},
+    optional=dict.fromkeys(ROPE_FIELDS, st.floats(0.5, 500) | JSON),
+)
+CONFIG = st.dictionaries(st.sampled_from(sorted(tiny_config(TinyShape()))), JSON, max_size=1)
+GENERATION = st.dictionaries(st.sampled_from(["eos_token_id", "do_sample", "temperature", "top_k"]), JSON, max_size=1)
+TOKENIZER = st.dictionaries(st.sampled_from(["bos_token", "eos_token", "chat_template"]), JSON, max_size=1)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(config=CONFIG, rope=ROPE | JSON, generation=GENERATION, tokenizer=TOKENIZER)
+def test_whatever_the_files_say_a_model_opens_or_is_refused(
+    tmp_path: Path, config: dict[str, Any], rope: Any, generation: dict[str, Any], tokenizer: dict[str, Any]
+) -> None:
+    if not (tmp_path / "tiny").exists():
+        opened(tmp_path)
+    change(tmp_path, "config.json", **{**tiny_config(TinyShape()), "rope_scaling": rope, **config})
+    (tmp_path / "tiny" / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "tiny" / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    try:
+        model = reopened(tmp_path)
+    except ModelError:
+        return
+    assert all(math.isfinite(frequency) for frequency in model.spec.rope.frequencies())
+    assert all(0 <= token < model.spec.vocab_size for token in model.end_ids)
 
 
 @pytest.mark.parametrize(

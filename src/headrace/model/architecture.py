@@ -14,13 +14,13 @@ from headrace.model.gguf import GgufFile
 from headrace.model.llama import LlamaWeights
 from headrace.model.spec import ModelSpec
 from headrace.model.stored import StoredTensor
+from headrace.model.weights import CheckedWeights
 from headrace.ops import Ops
-from headrace.tensor import Tensor
 
 V = TypeVar("V")
 W = TypeVar("W")
 
-WeightsReader = Callable[[str, ModelSpec, Mapping[str, StoredTensor]], Callable[[], LlamaWeights[Tensor]]]
+WeightsReader = Callable[[str, ModelSpec, Mapping[str, StoredTensor]], CheckedWeights]
 
 
 class Forward(Protocol):

@@ -57,13 +57,13 @@ def open_gguf(path: Path, architectures: Mapping[str, Architecture]) -> ModelFil
         name=path.stem,
         path=path,
         spec=spec,
-        weights=weights,
+        weights=weights.load,
         vocabulary=vocabulary,
         end_ids=_end_ids(source, file, vocabulary),
         generation_defaults=GenerationDefaults(),
         chat_template=fields.text("tokenizer.chat_template", None),
         license=fields.text("general.license", None),
-        weight_bytes=sum(stored.data.size for stored in file.tensors.values()),
+        weight_bytes=weights.num_bytes,
     )
 
 

@@ -36,19 +36,18 @@ def open_directory(path: Path, architectures: Mapping[str, Architecture]) -> Mod
     spec = architecture.spec_from_config(config)
     generation = _fields(path, GENERATION_CONFIG, is_optional=True)
     tokenizer_config = _fields(path, TOKENIZER_CONFIG, is_optional=True)
-    stored = read_directory(path)
-    weights = architecture.weights_from_config(str(path), spec, stored)
+    weights = architecture.weights_from_config(str(path), spec, read_directory(path))
     return ModelFiles(
         name=path.resolve().name,
         path=path,
         spec=spec,
-        weights=weights,
+        weights=weights.load,
         vocabulary=_tokenizer(path, tokenizer_config),
         end_ids=_end_ids(config, generation, tokenizer_config, spec.vocab_size),
         generation_defaults=_generation_defaults(generation),
         chat_template=_chat_template(path, tokenizer_config),
         license=_license(path),
-        weight_bytes=sum(tensor.data.size for tensor in stored.values()),
+        weight_bytes=weights.num_bytes,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +20,9 @@ from headrace.model.llama import LlamaLayer, LlamaWeights
 from headrace.model.rope_files import rope_from_config, rope_from_gguf
 from headrace.model.spec import ModelSpec
 from headrace.model.stored import StoredTensor
-from headrace.model.weights import Wanted, check_tensors
+from headrace.model.weights import CheckedWeights, Wanted, check_tensors
 from headrace.tensor import Tensor
 from headrace.types import ModelError
-
-Load = Callable[[], LlamaWeights[Tensor]]
 
 ROPE_FREQS = "rope_freqs.weight"  # GGUF: what Llama 3's scaling divides each pair's frequency by
 
@@ -79,6 +77,7 @@ def spec_from_config(config: Fields) -> ModelSpec:
     num_heads = config.integer("num_attention_heads", 1, MAX_SIZE)
     head_dim = config.integer("head_dim", 1, MAX_SIZE, hidden_size // num_heads)
     max_len = config.integer("max_position_embeddings", 1, MAX_CONTEXT, 2048)
+    rope = rope_from_config(config, head_dim, max_len)
     spec = ModelSpec(
         architecture="llama",
         vocab_size=config.integer("vocab_size", 1, MAX_SIZE),
@@ -88,9 +87,9 @@ def spec_from_config(config: Fields) -> ModelSpec:
         num_heads=num_heads,
         num_kv_heads=config.integer("num_key_value_heads", 1, MAX_SIZE, num_heads),
         head_dim=head_dim,
-        max_len=max_len,
+        max_len=min(max(max_len, rope.stretched_len), MAX_CONTEXT),
         norm_eps=config.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-        rope=rope_from_config(config, head_dim, max_len),
+        rope=rope,
         is_embedding_tied=config.boolean("tie_word_embeddings", False),
     )
     spec.check(config.source)
@@ -108,6 +107,7 @@ def spec_from_gguf(file: GgufFile) -> ModelSpec:
     head_dim = keys.integer("attention.key_length", 1, MAX_SIZE, hidden_size // num_heads)
     keys.require("attention.value_length", head_dim, "values must be as long as keys")
     max_len = keys.integer("context_length", 1, MAX_CONTEXT)
+    rope = rope_from_gguf(keys, head_dim, max_len, _rope_factors(file))
     spec = ModelSpec(
         architecture="llama",
         vocab_size=_gguf_vocab_size(file, keys),
@@ -117,9 +117,9 @@ def spec_from_gguf(file: GgufFile) -> ModelSpec:
         num_heads=num_heads,
         num_kv_heads=keys.integer("attention.head_count_kv", 1, MAX_SIZE, num_heads),
         head_dim=head_dim,
-        max_len=max_len,
+        max_len=min(max(max_len, rope.stretched_len), MAX_CONTEXT),
         norm_eps=keys.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
-        rope=rope_from_gguf(keys, head_dim, max_len, _rope_factors(file)),
+        rope=rope,
         is_embedding_tied=GGUF_NAMES.head not in file.tensors,
     )
     keys.refuse_unread("architecture 'llama'")
@@ -180,19 +180,19 @@ def wanted(spec: ModelSpec, names: LlamaWeights[str]) -> LlamaWeights[Wanted]:
     )
 
 
-def weights_from_config(source: str, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> Load:
-    """Check the tensors of a Hugging Face directory now; read them when the result is called."""
+def weights_from_config(source: str, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> CheckedWeights:
+    """Check the tensors of a Hugging Face directory; nothing is read before `load`."""
     # Old checkpoints keep the rotary frequencies; some tied ones keep the head, which transformers ignores as well.
     harmless = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight").fullmatch
     want = wanted(spec, HF_NAMES)
-    check_tensors(source, stored, _each(want), lambda name: harmless(name) is not None)
-    return lambda: _load(stored, want)
+    num_bytes = check_tensors(source, stored, _each(want), lambda name: harmless(name) is not None)
+    return CheckedWeights(lambda: _load(stored, want), num_bytes)
 
 
-def weights_from_gguf(source: str, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> Load:
-    """Check the tensors of a GGUF file now; read them, rows of q and k reordered, when the result is called."""
+def weights_from_gguf(source: str, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> CheckedWeights:
+    """Check the tensors of a GGUF file; `load` reorders the rows of q and k."""
     want = wanted(spec, GGUF_NAMES)
-    check_tensors(source, stored, _each(want), lambda name: name == ROPE_FREQS)
+    num_bytes = check_tensors(source, stored, _each(want), lambda name: name == ROPE_FREQS)
     q_order = half_split_order(spec.num_heads, spec.head_dim, spec.rope.dim)
     k_order = half_split_order(spec.num_kv_heads, spec.head_dim, spec.rope.dim)
 
@@ -203,7 +203,7 @@ def weights_from_gguf(source: str, spec: ModelSpec, stored: Mapping[str, StoredT
         )
         return dataclasses.replace(weights, layers=layers)
 
-    return load
+    return CheckedWeights(load, num_bytes)
 
 
 def half_split_order(num_heads: int, head_dim: int, rotary_dim: int) -> npt.NDArray[np.intp]:

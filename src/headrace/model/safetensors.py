@@ -91,6 +91,8 @@ def inside(directory: Path, name: str) -> Path:
     blobs = home.parent.parent / "blobs" if home.parent.name == "snapshots" else home
     if target.parent not in (home, blobs):
         raise ModelError(f"{directory}: {shown(name)} is a link that leads out of the directory")
+    if target.exists() and not target.is_file():  # opening a pipe would wait for ever
+        raise ModelError(f"{directory}: {shown(name)} is not a regular file")
     return directory / name
 
 

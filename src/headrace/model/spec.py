@@ -64,6 +64,11 @@ class RopeSpec:
             return self.attention_factor
         return yarn_magnitude(self.factor)
 
+    @property
+    def stretched_len(self) -> int:
+        """The context that yarn stretches the trained one to; configs often still name the trained one. Else 0."""
+        return int(self.original_max_len * self.factor) if self.scaling is RopeScaling.YARN else 0
+
     def check(self, source: str, head_dim: int) -> None:
         """Raise ModelError where the numbers contradict each other; each alone was checked when it was read."""
         if self.dim % 2 or not 2 <= self.dim <= head_dim:

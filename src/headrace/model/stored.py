@@ -37,7 +37,10 @@ class StoredTensor:
 
 
 def map_file(path: Path) -> Bytes:
-    """The file's bytes, read-only, mapped. The map lives as long as any view of it."""
+    """The file's bytes, read-only, mapped. The map lives as long as any view of it.
+
+    Truncating the file meanwhile would kill the process (SIGBUS); replacing it by renaming another does no harm.
+    """
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

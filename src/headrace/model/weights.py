@@ -10,10 +10,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from headrace.model.fields import shown
+from headrace.model.llama import LlamaWeights
 from headrace.model.stored import StoredTensor
+from headrace.tensor import Tensor
 from headrace.types import ModelError
 
 MAX_NAMED = 5  # tensors that a message lists before it says "and N more"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedWeights:
+    """Tensors that are all there and fit the spec, not yet read."""
+
+    load: Callable[[], LlamaWeights[Tensor]]
+    num_bytes: int  # as stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +36,8 @@ class Wanted:
 
 def check_tensors(
     source: str, stored: Mapping[str, StoredTensor], wanted: Iterable[Wanted], is_harmless: Callable[[str], bool]
-) -> None:
-    """Raise ModelError for tensors that are missing, surplus, of another shape or of a type that is not supported.
+) -> int:
+    """The bytes of the tensors wanted; ModelError if one is missing, surplus, of another shape or not supported.
 
     A surplus tensor is refused because leaving it out would silently change the answers (a bias, an adapter), unless
     `is_harmless` knows better.
@@ -41,6 +51,7 @@ def check_tensors(
         if (shape := stored[name].shape) != want.shape:
             raise ModelError(f"{source}: tensor {shown(name)} has the shape {shape}; the spec asks for {want.shape}")
         stored[name].check_supported()
+    return sum(stored[name].data.size for name in needed)
 
 
 def _listed(names: list[str]) -> str:

