@@ -6,13 +6,13 @@ import random
 from array import array
 from dataclasses import astuple, dataclass
 
-from driver import FULL, Driver, slice_ids, window_group
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_executor import VOCAB_SIZE, draw, kept_tokens, solo_answer
 from headrace.sched import FCFS, Order, Priority, Static
 from headrace.types import FinishReason, KVGroup, Limits, Request, SamplingParams, StepPlan
+from sched_driver import FULL, Driver, slice_ids, window_group
 
 GROUPS = (
     (FULL,),

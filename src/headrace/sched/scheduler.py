@@ -139,61 +139,54 @@ class Scheduler:
             raise InvariantError(f"step {self._step} is still out")
         if not self._sequences:
             return None
-        num_preempted = len(self._events)
+        has_preempted = self._make_room()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self._running:
-            (decodes if seq.num_remaining == 1 else prefills).append(seq)
+            if seq.num_computed < seq.num_slots:
+                (decodes if seq.num_remaining == 1 else prefills).append(seq)
         budget = self._plan_decodes(decodes, drafts or {})
-        budget = self._plan_prefills(prefills, budget)
-        if self._waiting and len(self._events) == num_preempted:  # who was preempted just now would only come back
+        for seq in prefills:
+            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, self._tables.min_free())))
+        if self._waiting and not has_preempted:  # who was preempted just now would only come back
             self._admit(budget, prefills, now_us)
         if not self._flight:
             raise InvariantError(f"step {self._step}: {len(self._sequences)} requests, and none can run")
         self._step += 1
         return lay_out(self._step, self._flight, len(self._limits.num_blocks))
 
-    def _plan_decodes(self, decodes: list[Sequence], drafts: Mapping[int, SequenceOf[int]]) -> int:
-        """Schedule the sequences that need one token; returns the budget left.
+    def _make_room(self) -> bool:
+        """Give running sequences a slot for their next token, in order; returns whether any was preempted for that.
 
-        Every one's own token is set aside before any draft. Whoever is preempted here comes after the sequence that
-        needs the block, so is not scheduled yet: `decodes` is in order, and the last in order of all is preempted.
+        The last in order gives way to any other. If it is itself without a slot, it keeps what it has and waits, so
+        nothing is computed twice that no one had to make room for. The first in order always gets its slot.
         """
-        budget = self._limits.max_step_tokens - len(decodes)
-        for num_done, seq in enumerate(decodes, start=1):
-            if seq.num_computed == seq.num_slots:
-                while seq.status is Status.RUNNING and not self._tables.min_free():
-                    self._preempt(self._running[-1])
-            if seq.status is not Status.RUNNING:
-                budget += 1
+        num_running = len(self._running)
+        for seq in self._running:  # shrinks at its end on the way
+            if seq.num_computed < seq.num_slots:
                 continue
+            while not self._tables.min_free() and seq is not self._running[-1]:
+                self._preempt(self._running[-1])
+            if self._tables.min_free():
+                self._tables.grow(seq, seq.num_computed + 1)
+        return len(self._running) < num_running
+
+    def _plan_decodes(self, decodes: list[Sequence], drafts: Mapping[int, SequenceOf[int]]) -> int:
+        """Schedule the sequences that need one token; returns the budget left. No draft takes another's token."""
+        budget = self._limits.max_step_tokens - len(decodes)
+        for seq in decodes:
             num_drafts = 0
             if drafts and (drafted := drafts.get(seq.request.id)):
-                num_drafts = min(len(drafted), self._max_drafts(seq, budget, len(decodes) - num_done))
+                num_drafts = min(len(drafted), self._max_drafts(seq, budget))
                 seq.drafts = array("i", drafted[:num_drafts])
                 budget -= num_drafts
             self._schedule(seq, 1 + num_drafts)
         return budget
 
-    def _max_drafts(self, seq: Sequence, budget: int, num_after: int) -> int:
-        """Drafts that can ride with `seq` at no cost to others: they never take the block that a decode may need."""
-        spare_blocks = max(0, self._tables.min_free() - num_after)
-        num_slots = seq.num_slots + spare_blocks * self._limits.block_size - seq.num_computed - 1
+    def _max_drafts(self, seq: Sequence, budget: int) -> int:
+        """Drafts that can ride with `seq`: they take blocks that are free, and preempt nobody."""
+        num_slots = self._room(seq, self._tables.min_free()) - 1
         return max(0, min(self._limits.lookahead, budget, num_slots, seq.max_total - len(seq.tokens) - 1))
-
-    def _plan_prefills(self, prefills: list[Sequence], budget: int) -> int:
-        """Schedule chunks of the sequences that need more than one token; returns the budget left.
-
-        A chunk is cut to the blocks that are free. If there is none, the last of those not scheduled yet is preempted;
-        if all others are scheduled, they hold the blocks and get on, and this sequence keeps what it has.
-        """
-        candidates = [seq for seq in prefills if seq.status is Status.RUNNING]  # and not scheduled yet
-        while candidates and budget:
-            seq = candidates.pop(0)
-            while candidates and not self._room(seq, self._tables.min_free()):
-                self._preempt(candidates.pop())
-            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, self._tables.min_free())))
-        return budget
 
     def _room(self, seq: Sequence, num_blocks: int) -> int:
         """Tokens that `seq` could be fed if it took `num_blocks` more blocks of each group."""

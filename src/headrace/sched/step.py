@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence as SequenceOf
 
-from headrace.sched.sequence import Sequence
+from headrace.sched.sequence import Sequence, Status
 from headrace.types import InvariantError, StepPlan, StepResult
 
 DRAW = -1  # the target of a row from which a token is drawn
@@ -54,13 +54,17 @@ def lay_out(step: int, flight: SequenceOf[Sequence], num_groups: int) -> StepPla
 
 
 def check_result(flight: SequenceOf[Sequence], result: StepResult) -> None:
-    """Raise InvariantError unless `result` has the shape that `flight` asked for."""
+    """Raise InvariantError unless `result` has the shape that `flight` asked for. Of a request that ended since, what
+    came of its slice is dropped, whatever it is.
+    """
     offsets, tokens = result.token_offsets, result.tokens
     if not len(offsets) - 1 == len(result.logprobs) == len(result.prompt_logprobs) == len(flight):
         raise InvariantError(f"step {result.step}: the result has not {len(flight)} slices")
     if offsets[0] != 0 or offsets[-1] != len(tokens):
         raise InvariantError(f"step {result.step}: the result's offsets do not cover its tokens")
     for s, seq in enumerate(flight):
+        if seq.status is Status.FINISHED:
+            continue
         count = offsets[s + 1] - offsets[s]
         if count != 1 or not seq.is_drawing:
             _check_count(result.step, seq, tokens[offsets[s] : offsets[s + 1]], count)

@@ -37,10 +37,6 @@ class BlockTables:
         return tuple(pool.num_free for pool in self._pools)
 
     @property
-    def num_blocks(self) -> tuple[int, ...]:
-        return tuple(pool.num_blocks for pool in self._pools)
-
-    @property
     def num_sealed(self) -> tuple[int, ...]:
         return tuple(pool.num_sealed for pool in self._pools)
 
@@ -65,10 +61,8 @@ class BlockTables:
         return min(free - kept for free, kept in zip(self.num_free, reserved, strict=True))
 
     def grow(self, seq: Sequence, end: int) -> None:
-        """Give `seq` slots for the positions before `end`. Raises InvariantError if the blocks are not there."""
+        """Give `seq` slots for the positions before `end`, of which it lacks some. The blocks must be there."""
         count = -(-(end - seq.num_slots) // self._block_size)
-        if count <= 0:
-            return
         for pool, table in zip(self._pools, seq.tables, strict=True):
             table.extend(pool.take(count))
         seq.num_slots += count * self._block_size
