@@ -54,7 +54,7 @@ def random_rows(rng: np.random.Generator, num_rows: int, vocab: int) -> Sampling
         repetition_penalty=one_of(1, 1, 1.1, 0.5, 100, 1e-40),
         presence_penalty=one_of(0, 0, 0.5, -2, 2),
         frequency_penalty=one_of(0, 0, 0.5, -2, 2),
-        num_top=np.minimum(one_of(-1, -1, 0, 1, 5, MAX_LOGPROBS), vocab),
+        num_top=one_of(-1, -1, 0, 1, 5, MAX_LOGPROBS),  # also more than a small vocabulary has
         history=histories,
         bias=biases,
         num_prompt=[rng.integers(0, len(history) + 1) for history in histories],
