@@ -45,7 +45,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/clang-format -i $(SOURCES)
 
 bench: build
-	$(BIN)/python -m bench.decode --model $(MODEL)
+	$(BIN)/python -m bench.offline --model $(MODEL)
 
 clean:
 	rm -rf $(VENV) build

@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"ops", "types", "model", "backend", "_core"},
     "engine": {"types", "tensor", "ops", "sched", "model", "backend", "text", "run", "_core"},
     "server": {"types", "text", "model.files", "engine"},
-    "cli": {"types", "text", "model", "engine", "server"},
+    "cli": {"__version__", "types", "text", "model", "engine", "server"},
     "__init__": {"types", "engine"},
     "__main__": {"cli"},
 }

@@ -86,7 +86,7 @@ class Engine:
         except Exception:
             log.exception("step %d failed; running its %d requests one by one", plan.step, plan.num_slices)
             result, failures = self._recover(plan)
-        events = self.scheduler.commit(result) if result is not None else []
+        events = self.scheduler.commit(result)
         ended = self.clock()
         self.counts.steps += 1
         self.counts.fed_tokens += plan.num_tokens
@@ -94,17 +94,12 @@ class Engine:
         self.counts.last_step_us = ended
         return failures + events
 
-    def _recover(self, plan: StepPlan) -> tuple[StepResult | None, list[Event]]:
+    def _recover(self, plan: StepPlan) -> tuple[StepResult, list[Event]]:
         """A step failed: find the requests that make it fail, end those, and keep the others' work."""
         self.counts.failed_steps += 1
         outcome = run_isolated(self.executor, plan)
-        if not outcome.failed:
-            return outcome.result, []
-        failures: list[Event] = []
-        for request_id in outcome.failed:
-            for event in self.scheduler.cancel(request_id):
-                failures.append(_as_error(event))
-        return outcome.result, failures
+        ended = [event for request_id in outcome.failed for event in self.scheduler.cancel(request_id)]
+        return outcome.result, [_as_error(event) for event in ended]
 
 
 def _as_error(event: Event) -> Event:
@@ -197,5 +192,3 @@ class EngineThread:
                 case _Cancel(request_id):
                     events += self._engine.cancel(request_id)
         return events
-
-

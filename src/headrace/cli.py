@@ -1,0 +1,305 @@
+"""The command line: serve, generate, chat and pull.
+
+Owns the flags, and is the one reader of the environment: HEADRACE_HOME (where models are kept), HEADRACE_API_KEY,
+HEADRACE_ISA (forces an instruction set).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headrace import __version__
+from headrace.engine.config import BackendKind, EngineConfig, OrderKind
+from headrace.engine.llm import LLM
+from headrace.engine.load import Loaded, load
+from headrace.engine.memory import Ledger, mib
+from headrace.engine.stream import AsyncEngine
+from headrace.model import ModelFiles, hub
+from headrace.server.admission import Admission
+from headrace.server.app import build_app
+from headrace.server.auth import Access
+from headrace.server.serve import bind, check_reach, serve
+from headrace.server.serving import Serving, UnknownFields
+from headrace.text.chat import ChatTemplate, Message
+from headrace.types import HeadraceError, ModelError, SamplingParams
+
+DEFAULT_PORT = 8000
+SWITCH_INTERVAL_S = 0.0005  # the engine's thread gets the interpreter back soon after a step
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status. Mistakes of the user end in one line on standard error."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: nothing more to flush to
+        return 141
+
+
+# Flags ----------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="headrace", description="An LLM inference server for CPUs.")
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _serve_flags(commands.add_parser("serve", help="serve a model to OpenAI clients"))
+    _generate_flags(commands.add_parser("generate", help="complete one prompt"))
+    _chat_flags(commands.add_parser("chat", help="talk to a model in the terminal"))
+    _pull_flags(commands.add_parser("pull", help="fetch a model"))
+    return parser
+
+
+def _serve_flags(parser: argparse.ArgumentParser) -> None:
+    _engine_flags(parser)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on; others than this machine's need --api-key")
+    add("--port", type=int, default=DEFAULT_PORT)
+    add("--served-model-name", action="append", metavar="NAME", help="what clients call the model; repeatable")
+    add("--chat-template", type=Path, metavar="FILE", help="a Jinja chat template, instead of the model's")
+    add("--api-key", default=os.environ.get("HEADRACE_API_KEY"), help="clients must send it (also: HEADRACE_API_KEY)")
+    add("--allowed-host", action="append", default=[], metavar="HOST", help="a Host header to accept; repeatable")
+    add("--unknown-fields", choices=[kind.value for kind in UnknownFields], default=UnknownFields.IGNORE.value)
+    parser.set_defaults(run=run_serve)
+
+
+def _generate_flags(parser: argparse.ArgumentParser) -> None:
+    _engine_flags(parser)
+    _sampling_flags(parser)
+    parser.add_argument("prompt", metavar="PROMPT")
+    parser.set_defaults(run=run_generate)
+
+
+def _chat_flags(parser: argparse.ArgumentParser) -> None:
+    _engine_flags(parser)
+    _sampling_flags(parser)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="a Jinja template, instead of the model's")
+    parser.set_defaults(run=run_chat)
+
+
+def _pull_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help=f"{', '.join(hub.KNOWN)}, or hf:org/name[@revision][:file]")
+    _cache_flag(parser)
+    parser.set_defaults(run=run_pull)
+
+
+def _cache_flag(parser: argparse.ArgumentParser) -> None:
+    home = hub.default_cache_dir(os.environ.get("HEADRACE_HOME"))
+    parser.add_argument("--cache-dir", type=Path, default=home, help="where models are kept (also: HEADRACE_HOME)")
+
+
+def _engine_flags(parser: argparse.ArgumentParser) -> None:
+    default = EngineConfig()
+    add = parser.add_argument
+    add("--model", default=hub.DEFAULT_MODEL, help="a known name, hf:org/name, a GGUF file or a directory")
+    _cache_flag(parser)
+    add("--max-len", type=int, metavar="TOKENS", help="of prompt and answer together (default: the model's context)")
+    add("--max-seqs", type=int, default=default.max_seqs, metavar="N", help="sequences running at once")
+    add("--max-step-tokens", type=int, default=default.max_step_tokens, metavar="N", help="tokens fed in one step")
+    add("--max-kv-bytes", type=_size, metavar="BYTES", help="of the KV cache; K, M and G are understood")
+    add("--threads", type=int, metavar="N", help="that compute (default: all this process may use)")
+    add("--isa", default=os.environ.get("HEADRACE_ISA"), help="avx512, avx2 or scalar (also: HEADRACE_ISA)")
+    add("--exact", action="store_true", help="f32 throughout: slow, to compare with other implementations")
+    add("--backend", choices=[kind.value for kind in BackendKind], default=default.backend.value)
+    add("--order", choices=[kind.value for kind in OrderKind], default=default.order.value, help="who runs first")
+    add("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
+
+
+def _sampling_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="0 takes the likeliest token (default: as the model's authors say)",
+    )
+    add("--top-p", type=float, metavar="P")
+    add("--top-k", type=int, metavar="K")
+    add("--min-p", type=float, metavar="P")
+    add("--seed", type=int)
+    add("--max-tokens", type=int, metavar="N", help="of the answer (default: what the context has room for)")
+
+
+def _size(text: str) -> int:
+    """A number of bytes: 1500000, 512M, 2G."""
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].isalpha() else (text, "")
+    scales = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+    if unit not in scales or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 1500000, 512M or 2G")
+    return int(number) * scales[unit]
+
+
+def _config(options: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        max_len=options.max_len,
+        max_seqs=options.max_seqs,
+        max_step_tokens=options.max_step_tokens,
+        max_kv_bytes=options.max_kv_bytes,
+        threads=options.threads,
+        isa=options.isa,
+        backend=BackendKind(options.backend),
+        is_exact=options.exact,
+        has_prefix_cache=not options.no_prefix_cache,
+        order=OrderKind(options.order),
+    )
+
+
+def _params(options: argparse.Namespace, default: SamplingParams) -> SamplingParams:
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return dataclasses.replace(default, **given)
+
+
+def _template(options: argparse.Namespace, loaded: Loaded) -> ChatTemplate | None:
+    if options.chat_template is None:
+        return loaded.chat_template
+    try:
+        return ChatTemplate(options.chat_template.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"--chat-template {options.chat_template}: cannot be read: {error}") from None
+
+
+# Commands -------------------------------------------------------------------------------------------------------
+
+
+def run_pull(options: argparse.Namespace) -> int:
+    path = hub.pull(options.name, options.cache_dir)
+    known = hub.KNOWN.get(options.name)
+    print(path)
+    print(f"licence: {known.license}" if known else "licence: see the model's page", file=sys.stderr)
+    return 0
+
+
+def run_serve(options: argparse.Namespace) -> int:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    check_reach(options.host, options.api_key)
+    began = time.perf_counter()
+    sock = bind(options.host, options.port)
+    path = hub.pull(options.model, options.cache_dir)
+    print(f"headrace {__version__}")
+    loaded = load(path, _config(options), on_ledger=_print_ledger)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    gc.collect()
+    gc.freeze()
+    names = tuple(options.served_model_name or [_served_name(options.model, loaded.files)])
+    serving = _serving(loaded, names, _template(options, loaded), UnknownFields(options.unknown_fields))
+    access = Access.of(options.host, options.api_key, options.allowed_host)
+    admission = Admission()
+    try:
+        serve(
+            build_app(serving, access, admission),
+            admission,
+            sock,
+            on_ready=lambda: _print_ready(options, loaded, names[0], time.perf_counter() - began),
+        )
+    finally:
+        loaded.close()
+    return 0
+
+
+def _served_name(model: str, files: ModelFiles) -> str:
+    """A known name as it is; a path by its last part."""
+    return model if model in hub.KNOWN else files.name
+
+
+def _serving(
+    loaded: Loaded, names: tuple[str, ...], template: ChatTemplate | None, unknown_fields: UnknownFields
+) -> Serving:
+    return Serving(
+        engine=AsyncEngine(loaded.engine),
+        tokenizer=loaded.tokenizer,
+        chat_template=template,
+        model_names=names,
+        max_len=loaded.limits.max_len,
+        num_blocks=loaded.limits.num_blocks,
+        vocab_size=loaded.files.spec.vocab_size,
+        end_ids=loaded.files.end_ids,
+        version=__version__,
+        created_s=int(time.time()),
+        defaults=loaded.defaults,
+        unknown_fields=unknown_fields,
+    )
+
+
+def _print_ledger(files: ModelFiles, ledger: Ledger) -> None:
+    spec = files.spec
+    print(
+        f"model    {files.name}: {spec.architecture}, {files.parameters / 1e6:,.1f} M parameters, "
+        f"{mib(files.weight_bytes)} on disk, licence {files.license or 'not said'}"
+    )
+    print("memory   " + ", ".join(f"{name} {mib(size)}" for name, size in ledger.rows()), flush=True)
+
+
+def _print_ready(options: argparse.Namespace, loaded: Loaded, name: str, seconds: float) -> None:
+    limits = loaded.limits
+    stages = ", ".join(f"{stage} {taken:.2f}" for stage, taken in loaded.stages)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    key = " -H 'Authorization: Bearer KEY'" if options.api_key else ""
+    print(f"device   {loaded.device}")
+    print(
+        f"limits   {limits.max_seqs} sequences of {limits.max_len:,} tokens, {limits.max_step_tokens} tokens a step, "
+        f"{limits.num_blocks[0]:,} KV blocks of {limits.block_size} tokens"
+    )
+    print(f"start    {seconds:.2f} s: {stages}")
+    print(f"serving  http://{host}:{options.port} as {name}; try:\n")
+    print(f"curl http://{host}:{options.port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\")
+    print(
+        f"""  -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "What is gravity?"}}]}}'\n""",
+        flush=True,
+    )
+
+
+def run_generate(options: argparse.Namespace) -> int:
+    with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
+        params = _params(options, llm.loaded.defaults)
+        began, num_pieces = time.perf_counter(), 0
+        for piece in llm.stream(options.prompt, params):
+            num_pieces += 1
+            print(piece, end="", flush=True)
+        print()
+        print(f"{num_pieces} pieces in {time.perf_counter() - began:.2f} s on {llm.loaded.device}", file=sys.stderr)
+    return 0
+
+
+def run_chat(options: argparse.Namespace) -> int:
+    with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
+        template = _template(options, llm.loaded)
+        params = _params(options, llm.loaded.defaults)
+        messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        print(f"{llm.loaded.files.name} on {llm.loaded.device}. An empty line or Ctrl-D ends.", file=sys.stderr)
+        while text := _ask():
+            messages.append({"role": "user", "content": text})
+            answer = ""
+            for piece in llm.stream(llm.chat_prompt(messages, template), params):
+                answer += piece
+                print(piece, end="", flush=True)
+            print()
+            messages.append({"role": "assistant", "content": answer})
+    return 0
+
+
+def _ask() -> str:
+    try:
+        return input("> ").strip()
+    except EOFError:
+        return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""LLM: the offline API. Prompts in, completions out, on the caller's thread, without a server.
+
+Owns the loop that drives an engine until its prompts are answered. The scheduler, the kernels and the text layer are
+the ones that serve.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.load import Loaded, load
+from headrace.model import hub
+from headrace.text.answer import AnswerText, TextOptions
+from headrace.text.chat import ChatTemplate, Message, encode_chat
+from headrace.types import (
+    Event,
+    Finished,
+    FinishReason,
+    InvariantError,
+    Request,
+    RequestError,
+    SamplingParams,
+    TokenLogprobs,
+    Tokens,
+    Usage,
+)
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One prompt's answer."""
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # as drawn: an end token that stopped the answer is the last
+    text: str
+    finish_reason: str  # "stop" or "length"
+    stop_reason: str | int | None  # the stop string, or the id of stop_token_ids, that ended it
+    logprobs: tuple[TokenLogprobs, ...] | None  # one per token, if asked for
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None  # one per prompt token after the first
+    usage: Usage
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A completion that is not finished."""
+
+    request: Request
+    answer: AnswerText
+    pieces: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Finished):
+            self.finished = event
+            self.pieces.append(self.answer.finish().text)
+        elif isinstance(event, Tokens) and self.answer.stop is None:
+            self.prompt_logprobs += event.prompt_logprobs or ()
+            self.pieces.append(self.answer.push(event.tokens).text)
+            num_kept = self.answer.num_tokens - len(self.tokens)
+            self.tokens += event.tokens[:num_kept]
+            self.logprobs += (event.logprobs or ())[:num_kept]
+
+    def completion(self, finished: Finished) -> Completion:
+        params = self.request.params
+        is_stopped = self.answer.stop is not None or finished.reason is FinishReason.STOP
+        asked_for = self.tokens[-1] if self.tokens and self.tokens[-1] in params.stop_token_ids else None
+        return Completion(
+            prompt_tokens=tuple(self.request.prompt),
+            tokens=tuple(self.tokens),
+            text="".join(self.pieces),
+            finish_reason="stop" if is_stopped else "length",
+            stop_reason=self.answer.stop or (asked_for if is_stopped else None),
+            logprobs=None if params.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=None if params.prompt_logprobs is None else tuple(self.prompt_logprobs),
+            usage=finished.usage,
+        )
+
+
+class LLM:
+    """A loaded model for programs. Not thread-safe; close it, or use it as a context manager.
+
+    `model` is a known name (pulled once), `hf:org/name`, a GGUF file or a directory.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = hub.DEFAULT_MODEL,
+        config: EngineConfig | None = None,
+        *,
+        cache_dir: Path | None = None,
+    ) -> None:
+        path = hub.pull(str(model), cache_dir or hub.default_cache_dir(None))
+        self._loaded: Loaded = load(path, config or EngineConfig())
+        self._engine = self._loaded.engine
+        self._ids = itertools.count(1)
+        self._open: dict[int, _Growing] = {}
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._loaded.close()
+
+    @property
+    def loaded(self) -> Loaded:
+        return self._loaded
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: Sequence[str] = (),
+    ) -> list[Completion]:
+        """Answer all prompts, batched together; completions come in the order of the prompts.
+
+        A prompt is text or token ids. `params` is one for all or one for each; None: what the model's authors
+        recommend. Raises RequestError, before anything runs, for a prompt that can never fit.
+        """
+        each = _as_prompts(prompts)
+        growing = [
+            self._growing(prompt, p, stop) for prompt, p in zip(each, self._params(params, len(each)), strict=True)
+        ]
+        self._submit(growing)
+        try:
+            while any(one.finished is None for one in growing):
+                self._step()
+        finally:
+            self._withdraw(growing)
+        return [_completed(one) for one in growing]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
+    ) -> Iterator[str]:
+        """The answer to one prompt, piece by piece. Leaving the loop early ends the work."""
+        one = self._growing(prompt, params or self._loaded.defaults, stop)
+        num_given = 0
+        self._submit([one])
+        try:
+            while one.finished is None:
+                self._step()
+                yield from filter(None, one.pieces[num_given:])
+                num_given = len(one.pieces)
+        finally:
+            self._withdraw([one])
+        _completed(one)
+
+    def chat_prompt(self, messages: Sequence[Message], template: ChatTemplate | None = None) -> list[int]:
+        """Token ids of a conversation, by `template` or else the model's own; RequestError if it has none."""
+        if (chosen := template or self._loaded.chat_template) is None:
+            raise RequestError("the model has no chat template; give one with --chat-template FILE", "messages")
+        return encode_chat(self._loaded.tokenizer, chosen, messages)
+
+    def _growing(self, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> _Growing:
+        tokenizer, spec = self._loaded.tokenizer, self._loaded.files.spec
+        params.check_vocabulary(spec.vocab_size)
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else [tokenizer.check_id(i) for i in prompt]
+        end_ids = frozenset() if params.ignore_eos else self._loaded.files.end_ids
+        stop_ids = end_ids.union(params.stop_token_ids)
+        request = Request(
+            id=next(self._ids),
+            prompt=array("i", ids),
+            params=params,
+            seed=secrets.randbits(64) if params.seed is None else params.seed,
+            stop_ids=stop_ids,
+            arrival_us=self._engine.clock(),
+        )
+        options = TextOptions(stops=tuple(stop), stop_ids=stop_ids, min_tokens=params.min_tokens)
+        return _Growing(request, AnswerText(tokenizer, options))
+
+    def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self._loaded.defaults] * count
+        if len(params) != count:
+            raise RequestError(f"{count} prompts, but {len(params)} params", "params")
+        return params
+
+    def _submit(self, growing: Sequence[_Growing]) -> None:
+        """Hand all to the engine, or none: a request that can never run is an error before anything runs."""
+        for i, one in enumerate(growing):
+            if (rejection := self._engine.add(one.request)) is not None:
+                self._withdraw(growing[:i])
+                raise RequestError(rejection.message, rejection.param, rejection.code)
+            self._open[one.request.id] = one
+
+    def _withdraw(self, growing: Sequence[_Growing]) -> None:
+        """Take back what is not finished, so that nothing is computed for nobody."""
+        for one in growing:
+            self._route(self._engine.cancel(one.request.id))
+            self._open.pop(one.request.id, None)
+
+    def _step(self) -> None:
+        """One step for all that are open; several streams may take turns."""
+        self._route(self._engine.step())
+
+    def _route(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if (one := self._open.get(event.request_id)) is None:
+                continue
+            was_stopped = one.answer.stop is not None
+            one.take(event)
+            if one.answer.stop is not None and not was_stopped and one.finished is None:
+                self._route(self._engine.cancel(event.request_id))
+
+
+def _completed(one: _Growing) -> Completion:
+    if one.finished is None:
+        raise InvariantError(f"request {one.request.id} was given up before it ended")
+    if one.finished.reason is FinishReason.ERROR:
+        raise RequestError(one.finished.message, None, "engine_failed")
+    return one.completion(one.finished)
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt (text, or token ids) or many."""
+    if isinstance(prompts, str):
+        return [prompts]
+    many = [prompt for prompt in prompts if not isinstance(prompt, int)]
+    ids = [token for token in prompts if isinstance(token, int)]
+    if many and ids:
+        raise RequestError("prompts mixes token ids with prompts; give one prompt or a list of them", "prompts")
+    return [ids] if ids else many
