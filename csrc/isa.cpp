@@ -2,7 +2,7 @@
 // HEADRACE_ISA_HEADER its primitives, and flags to match.
 //
 // All is in an anonymous namespace: an inline function compiled with wide flags must never be the copy that the linker
-// keeps for everyone. Only the table leaves (tests/backend/test_symbols.py looks). Standard headers come before it, and
+// keeps for everyone. Only the table leaves (check_symbols.cmake looks). Standard headers come before it, and
 // of them only what is inlined away is used.
 #include <algorithm>
 #include <array>

@@ -3,6 +3,7 @@ inline constexpr const char* kIsaName = "avx2";
 inline constexpr int kWeightOffset8 = 0;  // dot8 moves the weight's sign to the input
 // 2 rows x 1 tile of two registers each: with the integer accumulators and the weights, all 16 registers.
 inline constexpr int kGemmRows = 2;
+inline constexpr int kGemmFloatRows = 4;  // 8 accumulators: the latency of two fma units
 inline constexpr int kGemmTiles = 1;
 inline constexpr int kAttendRows = 1;  // 1 query x 4 vectors: 8 accumulators
 

@@ -3,6 +3,7 @@ inline constexpr const char* kIsaName = "avx512";
 inline constexpr int kWeightOffset8 = 128;  // vpdpbusd multiplies unsigned by signed
 // 6 rows x 2 tiles: 12 f32 and 12 integer accumulators, 2 weights and 1 broadcast input of 32 registers.
 inline constexpr int kGemmRows = 6;
+inline constexpr int kGemmFloatRows = 8;
 inline constexpr int kGemmTiles = 2;
 inline constexpr int kAttendRows = 4;  // 4 queries x 4 vectors: 16 accumulators, 4 of K or V, 1 broadcast query
 

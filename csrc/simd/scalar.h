@@ -6,6 +6,7 @@
 inline constexpr const char* kIsaName = "scalar";
 inline constexpr int kWeightOffset8 = 0;  // what dot8 wants added to signed 8-bit weights
 inline constexpr int kGemmRows = 4;       // register tile of gemm: rows x weight tiles
+inline constexpr int kGemmFloatRows = 4;  // where the sums need no integer accumulators
 inline constexpr int kGemmTiles = 1;
 inline constexpr int kAttendRows = 4;  // register tile of attention: queries that share a load of K or V
 

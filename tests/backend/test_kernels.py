@@ -1,7 +1,8 @@
-"""Every kernel x format x instruction set x odd shape, against float64 numpy on exactly the inputs that the kernel saw.
+"""Every kernel x format x instruction set x odd shape, against float64 numpy on exactly the kernel's own inputs.
 
-Bounds are first-order rounding analysis (Higham 2002, section 3.1): a chain of n fused additions into an f32 accumulator
-errs by at most n * U * sum |terms|, with U = 2^-24. Where the design promises equal bits, equality is asserted.
+Bounds are first-order rounding analysis (Higham 2002, section 3.1): a chain of n fused additions into an f32
+accumulator errs by at most n * U * sum |terms|, with U = 2^-24. Where the design promises equal bits, equality is
+asserted.
 """
 
 from __future__ import annotations
