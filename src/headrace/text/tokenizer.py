@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headrace.model.files import GgufVocabulary, TokenizerFile
+from headrace.text.controls import ControlStrings, without_surrogates
 from headrace.text.vocabulary import Vocabulary, load_vocabulary
 from headrace.types import ModelError, RequestError
 
@@ -28,9 +29,8 @@ class Tokenizer:
         self.bos_id = vocabulary.bos_id
         self.add_bos = bool(vocabulary.prefix_ids)
         self.named_tokens = dict(vocabulary.named_tokens)
-        self._ids_by_control_string = {
-            self.token_bytes[index].decode("utf-8", "replace"): index for index in self.special_ids
-        }
+        self._id_of_control = {self.token_bytes[index].decode("utf-8", "replace"): index for index in self.special_ids}
+        self.controls = ControlStrings(self._id_of_control)
 
     @classmethod
     def load(cls, source: GgufVocabulary | TokenizerFile, vocab_size: int | None = None) -> Tokenizer:
@@ -40,11 +40,11 @@ class Tokenizer:
     @property
     def control_strings(self) -> frozenset[str]:
         """The texts that a parsing `encode` turns into special tokens."""
-        return frozenset(self._ids_by_control_string)
+        return frozenset(self._id_of_control)
 
-    def control_id(self, text: str) -> int | None:
-        """The special token written exactly `text`."""
-        return self._ids_by_control_string.get(text)
+    def control_id(self, text: str) -> int:
+        """The id of the special token whose text is `text`, one of `control_strings`."""
+        return self._id_of_control[text]
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of `text`.
@@ -88,12 +88,3 @@ class Tokenizer:
             return content.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
-
-
-def without_surrogates(text: str) -> str:
-    """`text` with each pair of surrogates joined and each lone one replaced by U+FFFD."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
