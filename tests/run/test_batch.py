@@ -1,0 +1,139 @@
+"""Packing a plan: what each logit row is told."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from headrace.run.batch import pack
+from headrace.types import Request, SamplingParams, StepPlan
+
+
+def request(
+    prompt: Sequence[int], *, stop_ids: frozenset[int] = frozenset(), choice: int = 0, **params: Any
+) -> Request:
+    seed = params.pop("seed", 7)
+    return Request(1, array("i", prompt), SamplingParams(**params), seed, stop_ids, choice)
+
+
+def plan_of(*parts: dict[str, Any]) -> StepPlan:
+    """Each part: request, tokens, start, targets of its rows; optionally blocks, drafts, history."""
+    tokens, targets, blocks = array("i"), array("i"), array("i")
+    offsets = {name: array("i", [0]) for name in ("tokens", "rows", "blocks")}
+    for part in parts:
+        tokens.extend(part["tokens"])
+        targets.extend(part["targets"])
+        blocks.extend(part.get("blocks", [0]))
+        for name, values in (("tokens", tokens), ("rows", targets), ("blocks", blocks)):
+            offsets[name].append(len(values))
+    histories = tuple(array("i", part["history"]) if "history" in part else None for part in parts)
+    return StepPlan(
+        step=3,
+        requests=tuple(part["request"] for part in parts),
+        tokens=tokens,
+        token_offsets=offsets["tokens"],
+        starts=array("i", [part["start"] for part in parts]),
+        num_drafts=array("i", [part.get("drafts", 0) for part in parts]),
+        row_offsets=offsets["rows"],
+        targets=targets,
+        block_offsets=(offsets["blocks"],),
+        blocks=(blocks,),
+        histories=histories,
+    )
+
+
+MIDDLE = {"request": request([1] * 9), "tokens": [1, 2, 3], "start": 4, "targets": []}
+DECODE = {
+    "request": request([1, 2], temperature=0.5, seed=2**64 - 1, choice=3),
+    "tokens": [9],
+    "start": 6,
+    "targets": [-1],
+}
+VERIFY = {"request": request([5] * 4, top_k=3), "tokens": [6, 7, 8], "start": 10, "targets": [-1] * 3, "drafts": 2}
+
+
+def test_rows_belong_to_the_last_tokens_that_their_slice_feeds() -> None:
+    batch = pack(plan_of(MIDDLE, DECODE, VERIFY))
+    np.testing.assert_array_equal(batch.row_tokens, [3, 4, 5, 6])
+    np.testing.assert_array_equal(batch.tokens, [1, 2, 3, 9, 6, 7, 8])
+    np.testing.assert_array_equal(batch.token_offsets, [0, 3, 4, 7])
+    np.testing.assert_array_equal(batch.starts, [4, 6, 10])
+
+
+def test_a_rows_position_is_that_of_the_token_it_predicts() -> None:
+    np.testing.assert_array_equal(pack(plan_of(MIDDLE, DECODE, VERIFY)).sampling.positions, [7, 11, 12, 13])
+
+
+def test_each_row_has_its_requests_parameters() -> None:
+    rows = pack(plan_of(MIDDLE, DECODE, VERIFY)).sampling
+    np.testing.assert_array_equal(rows.seeds, np.array([2**64 - 1, 7, 7, 7], np.uint64))
+    np.testing.assert_array_equal(rows.choices, [3, 0, 0, 0])
+    np.testing.assert_array_equal(rows.temperature, np.array([0.5, 1, 1, 1], np.float32))
+    np.testing.assert_array_equal(rows.top_k, [0, 3, 3, 3])
+    np.testing.assert_array_equal(rows.num_prompt, [2, 4, 4, 4])
+
+
+def test_rows_that_score_a_prompt_have_its_number_of_logprobs() -> None:
+    part = {
+        "request": request([1, 2, 3], logprobs=2, prompt_logprobs=5),
+        "tokens": [1, 2, 3],
+        "start": 0,
+        "targets": [2, 3, -1],
+    }
+    rows = pack(plan_of(part, DECODE)).sampling
+    np.testing.assert_array_equal(rows.num_top, [5, 5, 2, -1])
+    np.testing.assert_array_equal(rows.targets, [2, 3, -1, -1])
+    np.testing.assert_array_equal(rows.num_prompt, [1, 2, 3, 2])
+    assert rows.max_top == 5
+
+
+def test_end_tokens_are_forbidden_until_min_tokens_have_been_drawn() -> None:
+    wants_two = request([1, 2, 3], min_tokens=2, stop_ids=frozenset({40, 4}), logit_bias=((8, 2.5),))
+    # rows predict output tokens 0, 1, 2 of the answer
+    part = {"request": wants_two, "tokens": [3, 5, 6], "start": 2, "targets": [-1] * 3, "drafts": 2}
+    rows = pack(plan_of(DECODE, part)).sampling
+    np.testing.assert_array_equal(rows.bias_offsets, [0, 0, 3, 6, 7])
+    np.testing.assert_array_equal(rows.bias_ids, [8, 4, 40, 8, 4, 40, 8])
+    inf = np.float32(np.inf)
+    np.testing.assert_array_equal(rows.bias_values, np.array([2.5, -inf, -inf, 2.5, -inf, -inf, 2.5], np.float32))
+
+
+def test_a_rows_history_ends_before_the_token_it_predicts() -> None:
+    penalized = request([1, 2, 3], repetition_penalty=1.5)
+    part = {
+        "request": penalized,
+        "tokens": [4, 5],
+        "start": 3,
+        "targets": [-1, -1],
+        "drafts": 1,
+        "history": [1, 2, 3, 4, 5],
+    }
+    rows = pack(plan_of(DECODE, part)).sampling
+    np.testing.assert_array_equal(rows.history_offsets, [0, 0, 4, 9])
+    np.testing.assert_array_equal(rows.history, [1, 2, 3, 4, 1, 2, 3, 4, 5])
+
+
+def test_columns_have_the_types_that_kernels_read_even_without_rows() -> None:
+    for plan in (plan_of(MIDDLE), plan_of(MIDDLE, DECODE, VERIFY), plan_of()):
+        rows = pack(plan).sampling
+        types = {name: getattr(rows, name).dtype for name in rows.__dataclass_fields__}
+        floats = {"temperature", "top_p", "min_p", "bias_values"} | {name for name in types if "penalty" in name}
+        assert {name for name, dtype in types.items() if dtype == np.float32} == floats
+        assert {name for name, dtype in types.items() if dtype == np.uint64} == {"seeds"}
+        assert {name for name, dtype in types.items() if dtype == np.int32} == types.keys() - floats - {"seeds"}
+
+
+def test_packing_64_decodes_takes_well_under_a_millisecond() -> None:
+    plan = plan_of(*[DECODE] * 64)
+    best = min(timed(plan) for _ in range(50))
+    assert best < 1e-3  # 0.1 ms on a quiet machine; a loop over rows and columns would take over 1
+
+
+def timed(plan: StepPlan) -> float:
+    began = time.perf_counter()
+    pack(plan)
+    return time.perf_counter() - began
