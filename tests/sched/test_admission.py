@@ -157,7 +157,7 @@ def _wrong_status(scheduler: Scheduler) -> None:
 
 
 def _too_many(scheduler: Scheduler) -> None:
-    scheduler._max_running = 1
+    scheduler._limits = limits(max_seqs=1)
 
 
 def _blocks_of_one_that_waits(scheduler: Scheduler) -> None:

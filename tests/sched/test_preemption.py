@@ -125,14 +125,6 @@ def test_two_long_prompts_share_a_window_pool_that_is_too_small_for_both_at_once
         assert driver.tokens_of(one.id) == solo_answer(one, groups, 40).tokens
 
 
-def test_a_plan_that_had_to_preempt_lets_nobody_in() -> None:
-    driver = crowded()
-    driver.add(request(3, 1))
-    while not driver.preempted:
-        plan = driver.step()
-    assert slice_ids(plan) == [1]
-
-
 def test_a_preempted_request_comes_back_before_those_that_came_after_it() -> None:
     driver = crowded()
     while not driver.preempted:

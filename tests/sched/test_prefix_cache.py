@@ -154,6 +154,13 @@ def test_with_windows_alone_a_hit_is_found_behind_blocks_that_are_gone() -> None
     assert starts(driver.step()) == {1: 28}
 
 
+def test_blocks_that_fell_out_of_a_window_let_a_refused_request_in() -> None:
+    driver = Driver(limits(max_step_tokens=40, block_size=4, num_blocks=(9,)), (window_group(4),))
+    driver.add(request(1, 32), request(2, 12))
+    assert slice_ids(driver.step()) == [1]
+    assert slice_ids(driver.step()) == [1, 2]
+
+
 # Waiting for a prefix ---------------------------------------------------------------------------------------------
 
 
@@ -175,6 +182,13 @@ def test_a_request_starts_with_what_is_there_once_it_need_not_wait() -> None:
     driver.commit(driver.plans[-1])
     driver.cancel(1)
     assert starts(driver.step()) == {2: 12}
+
+
+def test_a_request_waits_also_for_the_last_chunk_of_another() -> None:
+    driver = Driver(limits(max_step_tokens=24))
+    driver.add(request(1, TEXT[:28]), request(2, [*TEXT[:28], 39]))
+    assert [slice_ids(driver.step()) for _ in range(2)] == [[1], [1]]
+    assert starts(driver.step())[2] == 28
 
 
 def test_nobody_waits_for_a_block_that_cannot_be_shared_anyway() -> None:

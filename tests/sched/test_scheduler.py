@@ -229,6 +229,13 @@ def test_drafts_leave_every_decode_its_own_token() -> None:
     assert fed(driver.step({1: [1] * 8, 2: [1] * 8})) == {1: 3, 2: 1}
 
 
+def test_drafts_leave_a_running_prompt_a_token() -> None:
+    driver = Driver(limits(lookahead=8, max_step_tokens=4))
+    driver.add(request(1, 1), request(2, 9))
+    driver.step()
+    assert fed(driver.step({1: [1] * 8})) == {1: 3, 2: 1}
+
+
 def test_drafts_take_only_blocks_that_are_free_once_every_decode_has_its_own() -> None:
     driver = Driver(limits(lookahead=8, block_size=4, num_blocks=(5,)))
     driver.add(request(1, 4), request(2, 4))
@@ -401,6 +408,19 @@ def test_what_was_cancelled_in_a_step_that_fails_is_freed() -> None:
     driver.cancel(1)
     driver.rollback(plan)
     assert driver.scheduler.num_free_blocks == (32,) and driver.plan() is None
+
+
+def test_a_prompt_for_which_no_token_is_left_is_not_in_the_plan() -> None:
+    """Two prompts are half-way at once only if a step with both failed."""
+    driver = Driver(limits(max_step_tokens=5, lookahead=2))
+    driver.add(request(1, 1))
+    driver.step()
+    driver.add(request(2, 3), request(3, 9))
+    plan = driver.plan()
+    assert fed(plan) == {1: 1, 2: 3, 3: 1}
+    driver.rollback(plan)
+    assert fed(driver.step({1: [1, 1]})) == {1: 3, 2: 2}
+    assert fed(driver.step()) == {1: 1, 2: 1, 3: 3}
 
 
 def test_one_step_is_out_at_a_time_and_only_its_own_result_is_taken() -> None:

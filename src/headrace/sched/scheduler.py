@@ -48,8 +48,6 @@ class Scheduler:
         self._order = order
         self._tables = BlockTables(groups, limits.num_blocks, limits.block_size, is_caching=has_prefix_cache)
         self._context = min(limits.max_len, self._tables.max_tokens)
-        # Each running sequence can have its one token in every step, so a decode never waits for the budget.
-        self._max_running = min(limits.max_seqs, limits.max_step_tokens)
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
@@ -139,29 +137,29 @@ class Scheduler:
             raise InvariantError(f"step {self._step} is still out")
         if not self._sequences:
             return None
-        has_preempted = self._make_room()
+        self._make_room()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
         for seq in self._running:
             if seq.num_computed < seq.num_slots:
                 (decodes if seq.num_remaining == 1 else prefills).append(seq)
-        budget = self._plan_decodes(decodes, drafts or {})
+        self._plan_decodes(decodes, drafts or {}, self._limits.max_step_tokens - len(decodes) - len(prefills))
+        budget = self._limits.max_step_tokens - sum([seq.num_in_flight for seq in decodes])
         for seq in prefills:
-            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, self._tables.min_free())))
-        if self._waiting and not has_preempted:  # who was preempted just now would only come back
-            self._admit(budget, prefills, now_us)
+            budget -= self._schedule_chunk(seq, budget)
+        if self._waiting:
+            self._admit(budget, now_us)
         if not self._flight:
             raise InvariantError(f"step {self._step}: {len(self._sequences)} requests, and none can run")
         self._step += 1
         return lay_out(self._step, self._flight, len(self._limits.num_blocks))
 
-    def _make_room(self) -> bool:
-        """Give running sequences a slot for their next token, in order; returns whether any was preempted for that.
+    def _make_room(self) -> None:
+        """Give running sequences a slot for their next token, in order.
 
         The last in order gives way to any other. If it is itself without a slot, it keeps what it has and waits, so
         nothing is computed twice that no one had to make room for. The first in order always gets its slot.
         """
-        num_running = len(self._running)
         for seq in self._running:  # shrinks at its end on the way
             if seq.num_computed < seq.num_slots:
                 continue
@@ -169,32 +167,32 @@ class Scheduler:
                 self._preempt(self._running[-1])
             if self._tables.min_free():
                 self._tables.grow(seq, seq.num_computed + 1)
-        return len(self._running) < num_running
 
-    def _plan_decodes(self, decodes: list[Sequence], drafts: Mapping[int, SequenceOf[int]]) -> int:
-        """Schedule the sequences that need one token; returns the budget left. No draft takes another's token."""
-        budget = self._limits.max_step_tokens - len(decodes)
+    def _plan_decodes(self, decodes: list[Sequence], drafts: Mapping[int, SequenceOf[int]], spare: int) -> None:
+        """Schedule the sequences that need one token; drafts take no more than the `spare` tokens of the budget.
+
+        There is a token for each of them: nobody is let in before all who run have theirs, and one more is left.
+        """
         for seq in decodes:
             num_drafts = 0
             if drafts and (drafted := drafts.get(seq.request.id)):
-                num_drafts = min(len(drafted), self._max_drafts(seq, budget))
+                num_drafts = min(len(drafted), self._max_drafts(seq, spare))
                 seq.drafts = array("i", drafted[:num_drafts])
-                budget -= num_drafts
+                spare -= num_drafts
             self._schedule(seq, 1 + num_drafts)
-        return budget
 
-    def _max_drafts(self, seq: Sequence, budget: int) -> int:
+    def _max_drafts(self, seq: Sequence, spare: int) -> int:
         """Drafts that can ride with `seq`: they take blocks that are free, and preempt nobody."""
-        num_slots = self._room(seq, self._tables.min_free()) - 1
-        return max(0, min(self._limits.lookahead, budget, num_slots, seq.max_total - len(seq.tokens) - 1))
+        num_slots = self._room(seq) - 1
+        return max(0, min(self._limits.lookahead, spare, num_slots, seq.max_total - len(seq.tokens) - 1))
 
-    def _room(self, seq: Sequence, num_blocks: int) -> int:
-        """Tokens that `seq` could be fed if it took `num_blocks` more blocks of each group."""
-        return seq.num_slots + num_blocks * self._limits.block_size - seq.num_computed
+    def _room(self, seq: Sequence) -> int:
+        """Tokens that `seq` could be fed if it took all free blocks."""
+        return seq.num_slots + self._tables.min_free() * self._limits.block_size - seq.num_computed
 
-    def _schedule_chunk(self, seq: Sequence, max_tokens: int) -> int:
-        """Schedule as much as can be of what is known; returns the number of tokens."""
-        count = min(max_tokens, seq.num_remaining)
+    def _schedule_chunk(self, seq: Sequence, budget: int) -> int:
+        """Schedule as much of what `seq` knows as budget and free blocks allow; returns the number of tokens."""
+        count = min(budget, seq.num_remaining, self._room(seq))
         if seq.is_scoring and seq.max_total == seq.num_prompt and 1 < count == seq.num_remaining:
             # A slice's rows are its last ones, and the last token of a prompt that is only scored has no row.
             count -= 1
@@ -220,36 +218,35 @@ class Scheduler:
 
     # Admission ------------------------------------------------------------------------------------------------
 
-    def _admit(self, budget: int, prefills: list[Sequence], now_us: int) -> None:
+    def _admit(self, budget: int, now_us: int) -> None:
         """Let in who waits, in order, up to the first for whom there is no room: nobody overtakes it.
 
-        There is room if the free blocks hold all that a sequence knows, beside what those running have yet to take
-        for what they know: so a prompt preempts nobody, and a preempted sequence does not come back too early.
+        There is room if the free blocks hold all that a sequence knows, though it may take them over many steps: so a
+        prompt preempts nobody, and who was preempted does not come back too early. Nothing is kept for sequences that
+        run: one that has more to take used up either the budget or the blocks, and then nobody is let in.
         """
         if self._order.is_batched:
             self._form_batch()
-        reserved = self._tables.demand(prefills)
         leaders = [seq for seq in self._flight if seq.num_computed < seq.num_prompt]
         index = 0
-        while index < len(self._waiting) and budget and len(self._running) < self._max_running:
+        while index < len(self._waiting) and budget and len(self._running) < self._limits.max_seqs:
             seq = self._waiting[index]
             if self._order.is_batched and seq.rank > self._batch_end:
                 return
             if self._awaits_prefix(seq, leaders):
                 index += 1
                 continue
-            if not self._let_in(seq, reserved):
+            if not self._let_in(seq):
                 return
             if seq.scheduled_us is None:
                 seq.scheduled_us, seq.num_cached = now_us, seq.num_computed
-            budget -= self._schedule_chunk(seq, min(budget, self._room(seq, self._tables.min_free(reserved))))
-            reserved = tuple(map(sum, zip(reserved, self._tables.demand([seq]), strict=True)))
+            budget -= self._schedule_chunk(seq, budget)
             leaders.append(seq)
 
     def _form_batch(self) -> None:
         """If the batch has wholly ended, the next one is who waits now, as many as may run at once."""
         if not self._running and self._waiting[0].rank > self._batch_end:
-            self._batch_end = self._waiting[: self._max_running][-1].rank
+            self._batch_end = self._waiting[: self._limits.max_seqs][-1].rank
 
     def _awaits_prefix(self, seq: Sequence, leaders: list[Sequence]) -> bool:
         """Whether one of `leaders`, who are scheduled in this plan, is going to seal a block that `seq` lacks.
@@ -268,7 +265,7 @@ class Scheduler:
                 return True
         return False
 
-    def _let_in(self, seq: Sequence, reserved: tuple[int, ...]) -> bool:
+    def _let_in(self, seq: Sequence) -> bool:
         """Move `seq` from waiting to running behind the longest prefix it can share, if there are blocks for the rest.
 
         Once refused, it is not looked at again before blocks came back or its next block was sealed by another: its
@@ -279,7 +276,7 @@ class Scheduler:
         ):
             return False
         num_hit = self._tables.longest_hit(seq)
-        if not self._tables.has_room(seq, num_hit, reserved):
+        if not self._tables.has_room(seq, num_hit):
             seq.refused_at, seq.refused_hit = self._num_releases, num_hit
             return False
         _remove(self._waiting, seq)
@@ -368,7 +365,8 @@ class Scheduler:
         for queue, status in ((self._waiting, Status.WAITING), (self._running, Status.RUNNING)):
             _require(queue == sorted(queue, key=_rank), f"the {status.value} sequences are out of order")
             _require(all(seq.status is status for seq in queue), f"not all in {status.value} are {status.value}")
-        _require(len(self._running) <= self._max_running, f"{len(self._running)} sequences run at once")
+        max_running = min(self._limits.max_seqs, self._limits.max_step_tokens)
+        _require(len(self._running) <= max_running, f"{len(self._running)} sequences run at once")
         known = {seq.request.id: seq for seq in (*self._waiting, *self._running)}
         _require(known == self._sequences, "the sequences are not those that wait or run")
         _require(all(not any(seq.tables) for seq in self._waiting), "a sequence that waits holds blocks")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from headrace.sched.blocks import NO_BLOCK, BlockPool
 from headrace.sched.sequence import Sequence
@@ -54,11 +54,9 @@ class BlockTables:
 
     # Growing and giving back ----------------------------------------------------------------------------------
 
-    def min_free(self, reserved: tuple[int, ...] | None = None) -> int:
-        """Blocks that a table can grow by, as it grows in every group at once, beside what is `reserved` per group."""
-        if reserved is None:
-            return min([pool.num_free for pool in self._pools])
-        return min(free - kept for free, kept in zip(self.num_free, reserved, strict=True))
+    def min_free(self) -> int:
+        """Blocks that a table can grow by: it grows in every group at once."""
+        return min([pool.num_free for pool in self._pools])
 
     def grow(self, seq: Sequence, end: int) -> None:
         """Give `seq` slots for the positions before `end`, of which it lacks some. The blocks must be there."""
@@ -142,31 +140,19 @@ class BlockTables:
                 pool.share(block)
                 table.append(block)
 
-    # Reservations ---------------------------------------------------------------------------------------------
+    def has_room(self, seq: Sequence, num_hit: int) -> bool:
+        """Whether the free blocks hold all that `seq`, which waits, knows, if it shares a prefix of `num_hit` blocks.
 
-    def demand(self, running: Collection[Sequence]) -> tuple[int, ...]:
-        """Blocks of each group that `running` have yet to take for the tokens they know."""
-        return tuple(
-            sum(self._demand(g, seq, len(seq.tables[g]), len(seq.tables[g]) - seq.num_dropped[g]) for seq in running)
-            for g in range(len(self._pools))
-        )
-
-    def has_room(self, seq: Sequence, num_hit: int, reserved: tuple[int, ...]) -> bool:
-        """Whether `seq`, which waits, fits behind `num_hit` shared blocks, beside what is `reserved` in each group.
-
-        Shared blocks that nobody uses now are free, and would be so no more.
+        Of a window group's blocks it needs a span at a time. Shared ones that nobody uses are free, and would not be.
         """
-        for g, (pool, kept) in enumerate(zip(self._pools, reserved, strict=True)):
+        num_blocks = -(-len(seq.tokens) // self._block_size)
+        for g, pool in enumerate(self._pools):
             first = self._first_kept(g, num_hit * self._block_size)
             hit = [pool.match(seq.link(index, self._block_size)) for index in range(first, num_hit)]
-            needed = sum(map(pool.is_free, hit)) + self._demand(g, seq, num_hit, len(hit))
-            if needed + kept > pool.num_free:
+            num_new = min(num_blocks - num_hit, self._spans[g] - len(hit))
+            if sum(map(pool.is_free, hit)) + num_new > pool.num_free:
                 return False
         return True
-
-    def _demand(self, g: int, seq: Sequence, num_entries: int, num_live: int) -> int:
-        needed = -(-len(seq.tokens) // self._block_size) - num_entries
-        return max(0, min(needed, self._spans[g] - num_live))
 
     # Invariants -----------------------------------------------------------------------------------------------
 
