@@ -48,7 +48,8 @@ class Access:
         if self.api_key is None:
             return True
         scheme, _, key = (authorization or "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode(), self.api_key.encode())
+        shown = key.strip().encode("latin-1", "replace")  # headers are decoded as latin-1, whatever the client meant
+        return scheme.lower() == "bearer" and hmac.compare_digest(shown, self.api_key.encode())
 
     def refusal(self, path: str, headers: Headers) -> Refusal | None:
         """Why a request may not go on, or None."""

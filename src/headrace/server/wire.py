@@ -109,7 +109,6 @@ class EventStream(Response):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.body = b""
         self.first = first
         self.rest = rest
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})

@@ -79,6 +79,10 @@ class Conversation:
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    @property
+    def num_chars(self) -> int:
+        return sum(len(message["content"]) for message in self.messages)
+
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
@@ -325,7 +329,7 @@ def _text(content: str | list[Part] | None, at: str) -> str:
             )
         if part.text is None:
             raise RequestError(f"{at}.content[{j}].text is missing", f"{at}.content[{j}].text")
-    return "".join(part.text or "" for part in content)
+    return "\n".join(part.text or "" for part in content)
 
 
 def _tool_call(call: ToolCall) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+"""The two routes that generate, streamed and not, and the list of models.
+
+Owns how an exchange over HTTP becomes a request and an answer becomes bytes. Refuses to know how answers are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.server.answer import Delta, Ledger
+from headrace.server.generate import Generator, Item
+from headrace.server.limits import MAX_REPORTED_FIELDS
+from headrace.server.openai import errors
+from headrace.server.openai.requests import Generation, chat_request, completion_request
+from headrace.server.openai.responses import Chats, Completions, Envelope
+from headrace.server.serving import Serving, UnknownFields
+from headrace.server.sse import DONE, event
+from headrace.server.wire import EventStream, json_response, read_body, unless_gone
+from headrace.types import RequestError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIEndpoints:
+    """Handlers of OpenAI's routes."""
+
+    serving: Serving
+    generator: Generator
+
+    async def completions(self, http: Request) -> Response:
+        body = await read_body(http)
+        arrival_us = self.serving.now_us()
+        request = completion_request(body, self.serving.defaults)
+        headers = self._headers(request.generation)
+        shape = Completions(self._envelope("cmpl"), self.serving.tokenizer)
+        return await self._respond(
+            http, request.generation, self.generator.completion(request, arrival_us), shape, headers
+        )
+
+    async def chat(self, http: Request) -> Response:
+        body = await read_body(http)
+        arrival_us = self.serving.now_us()
+        request = chat_request(body, self.serving.defaults)
+        headers = self._headers(request.generation)
+        shape = Chats(self._envelope("chatcmpl"), self.serving.tokenizer)
+        return await self._respond(http, request.generation, self.generator.chat(request, arrival_us), shape, headers)
+
+    async def models(self, http: Request) -> Response:
+        return json_response({"object": "list", "data": [self._model(name) for name in self.serving.model_names]})
+
+    async def model(self, http: Request) -> Response:
+        name = http.path_params["name"]
+        check_model(self.serving, name)
+        return json_response(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.serving.created_s,
+            "owned_by": "headrace",
+            "root": self.serving.model,
+            "max_model_len": self.serving.max_len,
+        }
+
+    def _envelope(self, prefix: str) -> Envelope:
+        return Envelope(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.serving.model)
+
+    def _headers(self, generation: Generation) -> dict[str, str]:
+        """Check what concerns the whole request; returns the answer's headers."""
+        check_model(self.serving, generation.model)
+        unknown, hints = generation.unheeded.unknown, generation.unheeded.hints
+        if unknown and self.serving.unknown_fields is UnknownFields.REFUSE:
+            name = errors.printable(unknown[0])
+            raise RequestError(f"{name} is not a field of this API", name, "unknown_parameter")
+        names = [errors.printable(name) for name in (*unknown, *hints)]
+        if len(names) > MAX_REPORTED_FIELDS:
+            names[MAX_REPORTED_FIELDS:] = [f"and {len(names) - MAX_REPORTED_FIELDS} more"]
+        return {"x-ignored-fields": ", ".join(names)} if names else {}
+
+    async def _respond(
+        self,
+        http: Request,
+        generation: Generation,
+        items: AsyncGenerator[Item, None],
+        shape: Completions | Chats,
+        headers: dict[str, str],
+    ) -> Response:
+        """The answer made from `items`. An error before the first one has a status of its own, streamed or not."""
+        if not generation.is_streamed:
+            return json_response(await unless_gone(http.receive, fold(items, shape)), headers=headers)
+        pieces = events(items, shape, has_usage_chunk=generation.has_usage_chunk)
+        first = await unless_gone(http.receive, anext(pieces))
+        return EventStream(first, pieces, headers)
+
+
+async def fold(items: AsyncGenerator[Item, None], shape: Completions | Chats) -> dict[str, Any]:
+    """The whole answer, from the same deltas that a stream sends."""
+    choices: dict[int, list[Delta]] = {}
+    ledgers: dict[int, Ledger] = {}
+    async with contextlib.aclosing(items):
+        async for item in items:
+            if isinstance(item, Ledger):
+                ledgers[item.choice] = item
+            else:
+                choices.setdefault(item.choice, []).append(item)
+    order = sorted(choices)
+    return shape.whole([choices[i] for i in order], [ledgers[i] for i in order])
+
+
+async def events(
+    items: AsyncGenerator[Item, None], shape: Completions | Chats, *, has_usage_chunk: bool
+) -> AsyncGenerator[bytes, None]:
+    """The answer as server-sent events. An error after the first of them is the last event before [DONE]."""
+    ledgers: list[Ledger] = []
+    has_begun = False
+    async with contextlib.aclosing(items):
+        try:
+            async for item in items:
+                if isinstance(item, Ledger):
+                    ledgers.append(item)
+                    continue
+                if chunks := shape.chunks(item):
+                    yield b"".join(map(event, chunks))
+                    has_begun = True
+            if has_usage_chunk:
+                yield event(shape.usage_chunk(ledgers))
+        except Exception as error:
+            if not has_begun:
+                raise
+            if not isinstance(error, RequestError):
+                log.exception("an answer broke off")
+            yield event(errors.refusal_of(error).body)
+        yield DONE
+
+
+def check_model(serving: Serving, name: str | None) -> None:
+    """Raise RequestError if `name` is not what is served here; None is whatever is."""
+    if name is not None and name not in serving.model_names:
+        served = ", ".join(serving.model_names)
+        shown = errors.printable(name)
+        raise RequestError(f"the model {shown!r} is not served here; served: {served}", "model", "model_not_found")

@@ -1,0 +1,71 @@
+"""Serving: everything that the server needs from the layers below, as values. Built by the command line.
+
+Owns no behaviour beyond reading the engine's gauges and its health.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from headrace.engine.stream import AsyncEngine
+from headrace.server.limits import STALL_S
+from headrace.server.metrics import EngineGauges
+from headrace.text.chat import ChatTemplate
+from headrace.text.tokenizer import Tokenizer
+from headrace.types import SamplingParams
+
+
+class UnknownFields(enum.Enum):
+    IGNORE = "ignore"  # named in the answer's x-ignored-fields
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A model that is loaded, and how it is to be served."""
+
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    model_names: tuple[str, ...]  # what clients may call it; answers carry the first
+    max_len: int  # tokens of prompt and answer together
+    num_blocks: tuple[int, ...]  # of each KV group
+    vocab_size: int
+    end_ids: frozenset[int]
+    version: str
+    created_s: int  # when the server started, for /v1/models
+    defaults: SamplingParams = SamplingParams()  # what the model's authors recommend, for fields left out
+    unknown_fields: UnknownFields = UnknownFields.IGNORE
+
+    @property
+    def model(self) -> str:
+        return self.model_names[0]
+
+    def gauges(self) -> EngineGauges:
+        scheduler, counts = self.engine.engine.scheduler, self.engine.engine.counts
+        used = [1 - free / total for free, total in zip(scheduler.num_free_blocks, self.num_blocks, strict=True)]
+        return EngineGauges(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=max(used),
+            steps=counts.steps,
+            failed_steps=counts.failed_steps,
+            fed_tokens=counts.fed_tokens,
+            busy_s=counts.busy_us / 1e6,
+        )
+
+    def now_us(self) -> int:
+        return self.engine.engine.clock()
+
+    def ailment(self, oldest_us: int | None) -> str | None:
+        """Why the engine is not healthy, or None. `oldest_us`: when the oldest open request arrived.
+
+        Progress is a step that ended; an engine without work owes none, and one that just got work not yet.
+        """
+        if not self.engine.is_alive:
+            return "the engine's thread has ended"
+        if oldest_us is None or self.engine.is_idle:
+            return None
+        silent_s = (self.now_us() - max(oldest_us, self.engine.engine.counts.last_step_us)) / 1e6
+        return f"no step has ended for {silent_s:.0f} seconds" if silent_s > STALL_S else None

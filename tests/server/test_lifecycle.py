@@ -1,0 +1,213 @@
+"""Clients that leave, queues that are full, engines that are stuck, and the end of the server."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from echoing import NUM_BLOCKS, EchoingExecutor, Running, running
+
+from headrace.server import serving
+from headrace.server.openai.errors import SHUTTING_DOWN
+
+LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 450, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[Running]:
+    with running(executor=EchoingExecutor(step_s=0.02)) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def raw_request(server: Running, **fields: Any) -> Iterator[socket.socket]:
+    """A request whose connection can be dropped at any moment."""
+    body = json.dumps(fields).encode()
+    host, port = server.url.removeprefix("http://").split(":")
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection((host, int(port)), timeout=5) as sock:
+        sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        yield sock
+
+
+def wait_for(condition: Any, limit_s: float = 5.0) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def num_running(server: Running) -> int:
+    return server.serving.engine.engine.scheduler.num_running
+
+
+# Disconnects --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_leaves_frees_its_blocks_within_a_few_steps(slow: Running, is_streamed: bool) -> None:
+    with raw_request(slow, **LONG, n=4, stream=is_streamed) as sock:
+        wait_for(lambda: num_running(slow) == 4)
+        if is_streamed:
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+    left = slow.serving.engine.engine.counts.steps
+    wait_for(lambda: num_running(slow) == 0)
+    assert slow.serving.engine.engine.counts.steps - left <= 3
+    assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
+
+
+def test_leaving_while_waiting_in_the_queue_frees_the_place(slow: Running) -> None:
+    with raw_request(slow, **LONG, n=16), raw_request(slow, **LONG):
+        wait_for(lambda: slow.serving.engine.engine.scheduler.num_waiting == 1)
+    assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
+
+
+def test_leaving_early_is_counted_as_an_abort() -> None:
+    with running(executor=EchoingExecutor(step_s=0.01)) as server:
+        with raw_request(server, **LONG, stream=True) as sock:
+            sock.recv(100)
+        assert server.wait_until_idle()
+        assert server.metric('headrace_answers_total{model_name="echo",reason="abort"}') == 1
+        assert server.metric('headrace_http_responses_total{status="200"}') >= 1
+
+
+def test_a_reader_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.wire.SEND_TIMEOUT_S", 0.3)
+    with running() as server:
+        socks = []
+        with contextlib.ExitStack() as stack:
+            fields = {**LONG, "prompt": "x" * 60, "logprobs": 20, "n": 16, "stream": True}
+            for _ in range(2):
+                sock = stack.enter_context(raw_request(server, **fields))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                socks.append(sock)
+            assert server.wait_until_idle(10)
+        assert server.num_free_blocks == NUM_BLOCKS
+
+
+def test_after_aborts_in_every_state_all_blocks_are_free(slow: Running) -> None:
+    def abort(i: int) -> None:
+        with raw_request(slow, **{**LONG, "prompt": "x" * (1 + 7 * i), "stream": i % 2 == 0}):
+            time.sleep(0.004 * i)
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(abort, range(32)))
+    assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
+    slow.serving.engine.engine.scheduler.check()
+
+
+# Load ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_is_429_with_retry_after_and_the_numbers() -> None:
+    with running(executor=EchoingExecutor(step_s=0.01), max_open=4) as server:
+        with raw_request(server, **LONG, n=3):
+            wait_for(lambda: server.admission.num_open == 3)
+            refused = server.completion(prompt="Hi", n=2)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["type"] == "rate_limit_error"
+            assert "at most 4 may be open" in refused.json()["error"]["message"]
+            assert server.completion(prompt="Hi", max_tokens=1).status_code == 200
+        assert server.wait_until_idle()
+        assert server.completion(prompt="Hi", n=2, max_tokens=1).status_code == 200
+
+
+def test_64_requests_at_once_get_each_its_own_answer(server: Running) -> None:
+    def ask(i: int) -> str:
+        answer = server.completion(prompt=f"code {i};", max_tokens=12, temperature=0).json()
+        return str(answer["choices"][0]["text"])
+
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        answers = list(pool.map(ask, range(300, 364)))
+    assert all(str(300 + i) in answer for i, answer in enumerate(answers))
+
+
+# Health -------------------------------------------------------------------------------------------------------
+
+
+def test_health_says_when_no_step_ends_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "STALL_S", 0.2)
+    with running() as server, raw_request(server, prompt="Hi", max_tokens=3):
+        server.executor.stuck.set()
+        with raw_request(server, prompt="Ho", max_tokens=3) as sock:
+            wait_for(lambda: server.client.get("/health").status_code == 503)
+            assert "no step has ended" in server.client.get("/health").json()["error"]["message"]
+            assert server.client.get("/v1/models").status_code == 200
+            server.executor.stuck.clear()
+            sock.settimeout(5)
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        assert server.client.get("/health").status_code == 200
+
+
+def test_an_idle_engine_is_healthy_however_long_ago_its_last_step_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "STALL_S", 0.05)
+    with running() as server:
+        server.completion(prompt="Hi", max_tokens=1)
+        time.sleep(0.1)
+        assert server.client.get("/health").status_code == 200
+
+
+def test_health_says_when_the_engines_thread_has_ended() -> None:
+    with running() as server:
+        server.serving.engine._thread.stop()
+        response = server.client.get("/health")
+        assert response.status_code == 503 and "thread" in response.text
+
+
+# The end ------------------------------------------------------------------------------------------------------
+
+
+def terminate(server: Running) -> None:
+    server.server.handle_exit(signal.SIGTERM, None)
+
+
+def test_on_sigterm_work_under_way_finishes_and_new_work_is_refused() -> None:
+    with running(executor=EchoingExecutor(step_s=0.02), grace_s=10) as server:
+        with raw_request(server, prompt="Hi", max_tokens=30, temperature=0) as sock:
+            wait_for(lambda: num_running(server) == 1)
+            terminate(server)
+            assert server.client.get("/health").status_code == 503
+            refused = server.completion(prompt="Hi")
+            assert refused.status_code == 503 and refused.json()["error"]["code"] == SHUTTING_DOWN
+            sock.settimeout(5)
+            assert b'"completion_tokens":30' in sock.recv(10000)
+        wait_for(lambda: server.server.should_exit)
+
+
+def test_what_does_not_fit_into_the_grace_time_is_told_why_it_ends() -> None:
+    with running(executor=EchoingExecutor(step_s=0.05), grace_s=0.2) as server:
+        answers: dict[bool, bytes] = {}
+
+        def ask(is_streamed: bool) -> None:
+            response = httpx.post(
+                f"{server.url}/v1/completions", json={**LONG, "stream": is_streamed}, trust_env=False, timeout=10
+            )
+            answers[is_streamed] = response.content
+
+        threads = [threading.Thread(target=ask, args=(flag,)) for flag in (True, False)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: num_running(server) == 2)
+        terminate(server)
+        for thread in threads:
+            thread.join(10)
+        assert SHUTTING_DOWN.encode() in answers[True] and answers[True].endswith(b"data: [DONE]\n\n")
+        assert json.loads(answers[False])["error"]["code"] == SHUTTING_DOWN
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with running(executor=EchoingExecutor(step_s=0.05), grace_s=60) as server, raw_request(server, **LONG):
+        wait_for(lambda: num_running(server) == 1)
+        terminate(server)
+        assert not server.server.should_exit
+        terminate(server)
+        assert server.server.should_exit

@@ -1,0 +1,127 @@
+"""Connections as they come over the wire: slow, malformed, too large, too many."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+
+import httpx
+import pytest
+from echoing import Running, running
+
+BODY = json.dumps({"prompt": "Hi", "max_tokens": 2, "temperature": 0}).encode()
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def connect(server: Running) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Everything until the server closes."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := sock.recv(65536):
+            received += chunk
+    return received
+
+
+def exchange(server: Running, *parts: bytes) -> bytes:
+    with connect(server) as sock:
+        for part in parts:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                sock.sendall(part)
+        return read_all(sock)
+
+
+def test_expect_100_continue_is_answered(server: Running) -> None:
+    with connect(server) as sock:
+        head = HEAD + b"Content-Length: %d\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n" % len(BODY)
+        sock.sendall(head)
+        assert sock.recv(1000).startswith(b"HTTP/1.1 100")
+        sock.sendall(BODY)
+        assert b" 200 " in read_all(sock)
+
+
+def test_a_chunked_body_is_read(server: Running) -> None:
+    pieces = (BODY[i : i + 7] for i in range(0, len(BODY), 7))
+    headers = {"Content-Type": "application/json"}
+    response = server.client.post("/v1/completions", content=pieces, headers=headers)
+    assert response.status_code == 200 and response.json()["choices"][0]["text"] == "Hi"
+
+
+@pytest.mark.parametrize("raw", [b"GARBAGE\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n"])
+def test_what_is_no_http_gets_a_400_in_json(server: Running, raw: bytes) -> None:
+    answer = exchange(server, raw)
+    assert answer.startswith(b"HTTP/1.1 400")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["message"]
+
+
+def test_headers_that_are_too_large_get_a_431(server: Running) -> None:
+    for head in (b"X-Pad: " + b"a" * 100_000, b"".join(b"X-%d: a\r\n" % i for i in range(10_000))):
+        answer = exchange(server, HEAD + head)
+        assert answer.startswith(b"HTTP/1.1 431")
+
+
+def test_many_requests_on_one_connection_are_no_large_header(server: Running) -> None:
+    with httpx.Client(base_url=server.url, trust_env=False) as client:
+        for _ in range(300):
+            response = client.get("/ping", headers={"X-Pad": "a" * 1000})
+            assert response.status_code == 200
+
+
+def test_a_body_that_is_too_large_gets_a_413(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.wire.MAX_BODY_BYTES", 10_000)
+    declared = server.client.post("/v1/completions", json={"prompt": "x" * 20_000})
+    chunked = server.client.post("/v1/completions", content=(b"x" * 1000 for _ in range(20)))
+    for response in (declared, chunked):
+        assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
+    assert exchange(server, HEAD, b"Content-Length: 99999999999999999999\r\n\r\n").startswith(b"HTTP/1.1 4")
+    assert server.completion(prompt="Hi", max_tokens=1).status_code == 200
+
+
+def test_a_compressed_body_is_refused(server: Running) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    assert server.client.post("/v1/completions", content=BODY, headers=headers).status_code == 415
+
+
+def test_headers_and_bodies_that_do_not_come_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("headrace.server.wire.BODY_TIMEOUT_S", 0.2)
+    with running() as server:
+        for parts in ((), (HEAD,), (HEAD + b"Content-Length: 100\r\n\r\n", b"{")):
+            began = time.monotonic()
+            assert exchange(server, *parts).startswith(b"HTTP/1.1 408")
+            assert time.monotonic() - began < 2
+        answered = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+        with connect(server) as sock:  # a connection that is idle between two requests is another thing
+            for _ in range(2):
+                sock.sendall(answered)
+                assert sock.recv(10_000).startswith(b"HTTP/1.1 200")
+                time.sleep(0.3)
+
+
+def test_200_connections_with_half_a_header_stop_nobody(server: Running) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(200):
+            sock = stack.enter_context(connect(server))
+            sock.sendall(HEAD + b"Content-Le")
+        began = time.monotonic()
+        assert server.client.get("/v1/models").status_code == 200
+        assert server.completion(prompt="Hi", max_tokens=2).status_code == 200
+        assert time.monotonic() - began < 2
+
+
+def test_more_connections_than_the_cap_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.protocol.MAX_CONNECTIONS", 3)
+    with running() as server, contextlib.ExitStack() as stack:
+        assert server.client.get("/ping").status_code == 200
+        held = [stack.enter_context(connect(server)) for _ in range(2)]
+        for sock in held:
+            sock.sendall(b"GET")
+        time.sleep(0.1)
+        assert exchange(server).startswith(b"HTTP/1.1 503")
+        assert server.client.get("/ping").status_code == 200  # on the connection it has
