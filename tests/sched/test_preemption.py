@@ -144,6 +144,16 @@ def test_under_priority_the_least_urgent_gives_way_though_it_came_first() -> Non
     assert {event.request_id for _, event in driver.preempted} == {1}
 
 
+def test_a_preempted_request_waits_behind_those_that_are_more_urgent() -> None:
+    driver = Driver(limits(block_size=4, num_blocks=(5,), max_len=20, max_seqs=2), order=Priority())
+    driver.add(request(1, 7, max_tokens=12, priority=1), request(2, 7, max_tokens=12, priority=1))
+    driver.step()
+    driver.add(request(3, 7, max_tokens=12, priority=0))
+    driver.finish()
+    assert driver.preempted[0][1].request_id == 2
+    assert list(driver.finished) == [1, 3, 2]
+
+
 def test_a_request_is_told_of_as_preempted_before_its_end_and_never_after() -> None:
     driver = crowded()
     while (plan := driver.plan()) is not None and not driver.scheduler.num_waiting:

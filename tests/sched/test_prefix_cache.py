@@ -154,6 +154,17 @@ def test_with_windows_alone_a_hit_is_found_behind_blocks_that_are_gone() -> None
     assert starts(driver.step()) == {1: 28}
 
 
+def test_a_hit_that_fills_a_window_pool_but_for_a_block_leaves_room_for_the_rest() -> None:
+    groups = (window_group(8),)
+    driver = Driver(limits(block_size=4, num_blocks=(3,)), groups)
+    warm(driver, TEXT[:16])
+    longer = request(1, [*TEXT[:16], *[39] * 12], max_tokens=2)
+    driver.add(longer)
+    assert starts(driver.step()) == {1: 16}
+    driver.finish()
+    assert driver.tokens_of(1) == solo_answer(longer, groups, 64).tokens
+
+
 def test_blocks_that_fell_out_of_a_window_let_a_refused_request_in() -> None:
     driver = Driver(limits(max_step_tokens=40, block_size=4, num_blocks=(9,)), (window_group(4),))
     driver.add(request(1, 32), request(2, 12))
@@ -232,6 +243,16 @@ def test_many_with_one_prefix_compute_it_once() -> None:
     driver.finish()
     assert driver.executor.num_fed == 33 + 7
     assert sum(finished.usage.cached_tokens for finished in driver.finished.values()) == 7 * 32
+
+
+def test_a_prompt_is_not_walked_through_behind_its_first_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    match = BlockPool.match
+    monkeypatch.setattr(BlockPool, "match", lambda pool, link: calls.append(link) or match(pool, link))
+    driver = Driver(limits())
+    driver.add(request(1, TEXT))
+    driver.plan()
+    assert len(calls) == 1
 
 
 def test_a_refused_prompt_is_not_walked_through_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
