@@ -112,16 +112,31 @@ inline f32x16 load_bf16(const std::byte* p) {
     const __m256i lo = _mm256_cvtepu16_epi32(load_128(p)), hi = _mm256_cvtepu16_epi32(load_128(p + 16));
     return {as_ps(_mm256_slli_epi32(lo, 16)), as_ps(_mm256_slli_epi32(hi, 16))};
 }
-inline __m256i pack_low16(i32x16 x) {
-    const __m256i low = _mm256_set1_epi32(0xffff);
-    const __m256i packed = _mm256_packus_epi32(_mm256_and_si256(x.lo, low), _mm256_and_si256(x.hi, low));
-    return _mm256_permute4x64_epi64(packed, _MM_SHUFFLE(3, 1, 2, 0));
+inline __m256i pack_16(__m256i lo, __m256i hi) {  // 16 numbers below 2^16 in 16 bits each, in order
+    return _mm256_permute4x64_epi64(_mm256_packus_epi32(lo, hi), _MM_SHUFFLE(3, 1, 2, 0));
 }
-inline void store_low16(std::byte* p, i32x16 x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pack_low16(x)); }
+inline __m256i round_to_bf16(__m256 x) {
+    const __m256i bits = as_int(x), odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i sum = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i is_nan = as_int(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_blendv_epi8(_mm256_srli_epi32(sum, 16), _mm256_set1_epi32(0x7fc0), is_nan);
+}
+inline void store_bf16(std::byte* p, f32x16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pack_16(round_to_bf16(x.lo), round_to_bf16(x.hi)));
+}
 inline void store_low8(std::byte* p, i32x16 x) {
-    const __m256i words = pack_low16(x & splat(0xff));
+    const i32x16 low = x & splat(0xff);
+    const __m256i words = pack_16(low.lo, low.hi);
     const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}
+
+// p * 2^n, rounded once, for p near 1 and whole n in [-160, 130]: in two halves, as neither 2^n need be a normal
+// number.
+inline f32x16 times_power_of_two(f32x16 p, f32x16 n) {
+    const i32x16 whole = to_i32(n), half = shift_right_signed<1>(whole);
+    const auto power = [](i32x16 exponent) { return bits_to_f32(shift_left<23>(exponent + splat(127))); };
+    return p * power(half) * power(whole - half);
 }
 
 // Masks -------------------------------------------------------------------------------------------------------------

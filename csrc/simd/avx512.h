@@ -89,12 +89,13 @@ inline f32x16 load_bf16(const std::byte* p) {
     const __m256i top = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(top), 16))};
 }
-inline void store_low16(std::byte* p, i32x16 x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(x.v));
+inline void store_bf16(std::byte* p, f32x16 x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
 }
 inline void store_low8(std::byte* p, i32x16 x) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
 }
+inline f32x16 times_power_of_two(f32x16 p, f32x16 n) { return {_mm512_scalef_ps(p.v, n.v)}; }
 
 // Masks -------------------------------------------------------------------------------------------------------------
 

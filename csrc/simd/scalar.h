@@ -167,11 +167,26 @@ inline f32x16 load_bf16(const std::byte* p) {
         return std::bit_cast<float>(std::uint32_t(top) << 16);
     });
 }
-inline void store_low16(std::byte* p, i32x16 x) {  // the low half of every lane
-    for (int i = 0; i < 16; ++i) std::memcpy(p + 2 * i, &x.lane[i], 2);
+// To nearest even; NaN stays NaN. Subnormal numbers may become 0: AVX-512's instruction flushes them, as does its
+// dot_bf16.
+inline void store_bf16(std::byte* p, f32x16 x) {
+    for (int i = 0; i < 16; ++i) {
+        const std::uint32_t bits = u32(f32_bits(x.lane[i]));
+        const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+        const auto half = static_cast<std::uint16_t>(x.lane[i] == x.lane[i] ? rounded : 0x7fc0);
+        std::memcpy(p + 2 * i, &half, sizeof half);
+    }
 }
 inline void store_low8(std::byte* p, i32x16 x) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::byte>(x.lane[i]);
+}
+
+// p * 2^n, rounded once, for p near 1 and whole n in [-160, 130]: in two halves, as neither 2^n need be a normal
+// number.
+inline f32x16 times_power_of_two(f32x16 p, f32x16 n) {
+    const i32x16 whole = to_i32(n), half = shift_right_signed<1>(whole);
+    const auto power = [](i32x16 exponent) { return bits_to_f32(shift_left<23>(exponent + splat(127))); };
+    return p * power(half) * power(whole - half);
 }
 
 // Masks -------------------------------------------------------------------------------------------------------------
