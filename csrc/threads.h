@@ -84,7 +84,7 @@ public:
         std::lock_guard only_run(run_mutex_);
         FlushDenormals flush;
         job_ = job;
-        open_next();
+        open_next(0);
         while (work(0)) {
         }
     }
@@ -122,11 +122,13 @@ private:
 
     std::uint64_t next_phase() const { return Ticket{ticket_.load(std::memory_order_relaxed)}.phase() + 1; }
 
-    // Opens the next phase that has tiles, or goes idle at the end of the run. One thread at a time.
-    void open_next() {
+    // Opens the next phase that has tiles, or goes idle at the end of the run. One thread at a time. A phase of a single
+    // tile (the row operations of a decode) is computed on the spot: no other thread need hear of it.
+    void open_next(int thread) {
         int count;
-        do count = job_.open(job_.self);
-        while (count == 0);
+        while ((count = job_.open(job_.self)) == 0 || count == 1) {
+            if (count == 1) job_.tile(job_.self, 0, thread);
+        }
         done_.store(0, std::memory_order_relaxed);
         publish(count == Job::kEnd ? Ticket::pack(next_phase(), 0, true) : Ticket::pack(next_phase(), count, false));
     }
@@ -148,7 +150,7 @@ private:
                 return true;
             }
             job_.tile(job_.self, ticket.next(), thread);
-            if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == ticket.count()) open_next();
+            if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == ticket.count()) open_next(thread);
         }
     }
 
