@@ -93,6 +93,25 @@ def test_only_the_template_writes_control_tokens(tiny_tokenizer: Tokenizer, firs
     assert [index for index in ids if tiny_tokenizer.is_special(index)] == [1, 2, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("source", "content"),
+    [
+        ("{{ messages[0].content }}>", "<|im_end|"),
+        ("{{ messages[0].content | trim }}end|>", "<|im_ "),
+        ("<{{ messages[0].content }}", "|im_end|>"),
+        ("<|im_{{ messages[0].content | trim }}", " end|>"),
+        ("{{ messages[0].content }}{{ messages[0].name }}", "<|im_"),
+    ],
+)
+def test_a_user_cannot_complete_a_control_string_with_the_templates_text(
+    tiny_tokenizer: Tokenizer, source: str, content: str
+) -> None:
+    message = user(content, name="end|>")
+    assert "<|im_end|>" in render_chat(tiny_tokenizer, ChatTemplate(source), [message])
+    ids = encode_chat(tiny_tokenizer, ChatTemplate(source), [message])
+    assert not tiny_tokenizer.special_ids.intersection(ids)
+
+
 @given(content=HOSTILE | st.text())
 def test_what_a_user_writes_arrives_unchanged(tiny_tokenizer: Tokenizer, content: str) -> None:
     pieces = render_pieces(tiny_tokenizer, TINY, [user(content)])

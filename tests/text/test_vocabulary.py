@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headrace.model.files import GgufVocabulary, TokenizerFile
+from headrace.text.chat import ChatTemplate, encode_chat, render_chat
 from headrace.text.tokenizer import Tokenizer
 from headrace.types import ModelError
 from tiny import MERGES, TOKENS
@@ -118,6 +121,41 @@ def test_a_sentence_piece_vocabulary_has_spaces_and_bytes(tmp_path: Path) -> Non
         assert tokenizer.decode(ids, skip_special=True) == built.decode(ids)
     assert tokenizer.token_bytes[tokenizer.encode("é", add_special=False)[-1]] == "é".encode()[-1:]
     assert tokenizer.token_bytes[built.token_to_id("▁h")] == b" h"
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_chat_with_a_sentence_piece_vocabulary_has_the_ids_of_its_whole_text(tmp_path: Path, scheme: str) -> None:
+    built = sentence_piece()
+    built.normalizer = None
+    built.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer = Tokenizer.load(
+        tokenizer_file(saved(built, tmp_path), bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    )
+    template = ChatTemplate("h{{ bos_token }}{% for m in messages %}hello {{ m.content }}{{ eos_token }}{% endfor %}")
+    messages = [{"role": "user", "content": "world"}, {"role": "user", "content": " h"}]
+    text = render_chat(tokenizer, template, messages)
+    assert encode_chat(tokenizer, template, messages) == built.encode(text, add_special_tokens=False).ids
+
+
+@settings(max_examples=60)
+@given(
+    places=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), min_size=1, max_size=3),
+    cut=st.none() | st.integers(0, 2**16),
+)
+def test_a_corrupted_tokenizer_json_gives_a_model_error_or_a_tokenizer(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, int]], cut: int | None
+) -> None:
+    path = tmp_path_factory.mktemp("corrupted") / "tokenizer.json"
+    content = bytearray(sentence_piece().to_str().encode())
+    for place, byte in places:
+        content[place % len(content)] = byte
+    path.write_bytes(bytes(content[: None if cut is None else cut % len(content)]))
+    try:
+        tokenizer = Tokenizer.load(tokenizer_file(path, bos_token=None, eos_token=None))
+    except ModelError as error:
+        assert "tokenizer.json" in str(error)
+    else:
+        tokenizer.decode(tokenizer.encode("hello é<s>"))
 
 
 def test_a_named_token_that_does_not_exist_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import jinja2
+import jinja2.meta
 
 from headrace.text.controls import Marks
 from headrace.text.sandbox import TemplateEnvironment
@@ -64,6 +65,8 @@ class ChatTemplate:
         except Exception as error:  # nesting too deep for Jinja's or Python's compiler, and what else they may raise
             raise ModelError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
         self.source = source
+        declared = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
+        self.variables = frozenset(declared) - _OWN_VARIABLES  # what `chat_template_kwargs` can set
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text; RequestError if it does not take the variables, or takes more than it may."""
@@ -123,6 +126,8 @@ def encode_chat(
     for piece in render_pieces(tokenizer, template, messages, **options):
         if piece.is_control:
             ids.append(tokenizer.control_id(piece.text))
+        elif ids:
+            ids += tokenizer.encode_after_control(piece.text)
         else:
             ids += tokenizer.encode(piece.text, add_special=False, parse_special=False)
     return ids

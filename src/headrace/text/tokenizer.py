@@ -62,6 +62,16 @@ class Tokenizer:
             ids = [*prefix, *ids]
         return [*ids, *suffix]
 
+    def encode_after_control(self, text: str) -> list[int]:
+        """Token ids of a text that stands after a control token, special tokens in it being text.
+
+        Differs from `encode` for vocabularies of SentencePiece's kind, which put a space before the first word of a
+        text: here it is not the first.
+        """
+        anchor = self._vocabulary.anchor
+        ids: list[int] = self._vocabulary.plain.encode(anchor + without_surrogates(text), add_special_tokens=False).ids
+        return ids[1:]
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id outside the vocabulary."""
         kept = [self.check_id(index) for index in ids]

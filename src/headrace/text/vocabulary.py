@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ class Vocabulary:
 
     parsing: tokenizers.Tokenizer  # special tokens written in a text become their ids
     plain: tokenizers.Tokenizer  # they are text like any other; shares the model with `parsing`
+    anchor: str  # a token that only `plain` knows, whose text no one can guess: what precedes a text that goes on
     token_bytes: tuple[bytes, ...]
     special_ids: frozenset[int]
     prefix_ids: tuple[int, ...]  # what encoding with special tokens puts before a text
@@ -109,13 +111,15 @@ def _from_gguf(source: GgufVocabulary) -> Vocabulary:
         if kind in (UNKNOWN, CONTROL, USER_DEFINED) and vocab[source.tokens[index]] == index
     }
     parsing = _assemble(model, None, splitting.pre_tokenizer, added)
+    anchor = _new_anchor()
     bos_id = _id_in_range("bos_token_id", source.bos_id, source)
     eos_id = _id_in_range("eos_token_id", source.eos_id, source)
     adds_bos = splitting.adds_bos if source.add_bos is None else source.add_bos
     named = {"bos_token": bos_id, "eos_token": eos_id, "unk_token": source.unk_id, "pad_token": source.pad_id}
     return Vocabulary(
         parsing=parsing,
-        plain=_without_special(parsing, added),
+        plain=_without_special(parsing, added, anchor),
+        anchor=anchor,
         token_bytes=tuple(
             token.encode("utf-8", "replace") if index in added else _byte_level(token)
             for index, token in enumerate(source.tokens)
@@ -165,6 +169,7 @@ def _from_file(source: TokenizerFile) -> Vocabulary:
     if not isinstance(parsing.model, models.BPE):
         raise ModelError(f"{source.path}: the model is {type(parsing.model).__name__}; only BPE is supported")
     bytes_of, has_space_prefix = _token_alphabet(source.path, parsing)
+    anchor = _new_anchor()
     added = dict(sorted(parsing.get_added_tokens_decoder().items()))
     vocab = parsing.get_vocab(with_added_tokens=True)
     token_bytes = [b""] * (max(vocab.values(), default=-1) + 1)
@@ -188,7 +193,8 @@ def _from_file(source: TokenizerFile) -> Vocabulary:
         suffix_ids = _edge_ids("eos", eos_id, is_added=source.add_eos)
     return Vocabulary(
         parsing=parsing,
-        plain=_without_special(parsing, added),
+        plain=_without_special(parsing, added, anchor),
+        anchor=anchor,
         token_bytes=tuple(token_bytes),
         special_ids=frozenset(index for index, token in added.items() if token.special),
         prefix_ids=prefix_ids,
@@ -273,11 +279,18 @@ def _assemble(
     return assembled
 
 
-def _without_special(parsing: tokenizers.Tokenizer, added: dict[int, tokenizers.AddedToken]) -> tokenizers.Tokenizer:
+def _without_special(
+    parsing: tokenizers.Tokenizer, added: dict[int, tokenizers.AddedToken], anchor: str
+) -> tokenizers.Tokenizer:
     """The same tokenizer, to which special tokens are text. Tokens that are added but not special stay tokens."""
     plain = _assemble(parsing.model, parsing.normalizer, parsing.pre_tokenizer, added)
     plain.encode_special_tokens = True
+    plain.add_tokens([tokenizers.AddedToken(anchor, normalized=False)])
     return plain
+
+
+def _new_anchor() -> str:
+    return f"<anchor {secrets.token_hex(16)}>"
 
 
 def _byte_alphabet() -> dict[str, int]:
