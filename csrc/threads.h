@@ -122,8 +122,8 @@ private:
 
     std::uint64_t next_phase() const { return Ticket{ticket_.load(std::memory_order_relaxed)}.phase() + 1; }
 
-    // Opens the next phase that has tiles, or goes idle at the end of the run. One thread at a time. A phase of a single
-    // tile (the row operations of a decode) is computed on the spot: no other thread need hear of it.
+    // Opens the next phase that has tiles, or goes idle at the end of the run. One thread at a time. A phase of a
+    // single tile (the row operations of a decode) is computed on the spot: no other thread need hear of it.
     void open_next(int thread) {
         int count;
         while ((count = job_.open(job_.self)) == 0 || count == 1) {

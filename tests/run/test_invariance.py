@@ -16,7 +16,7 @@ import pytest
 from headrace import _core
 from headrace.backend.cpu import CpuBackend, StepBounds
 from headrace.run.executor import LocalExecutor
-from headrace.sched import FCFS, Scheduler
+from headrace.sched import FCFS, Order, Priority, Scheduler
 from headrace.types import Finished, FinishReason, Limits, Preempted, Request, SamplingParams, TokenLogprobs, Tokens
 from tiny_weights import TinySpec
 
@@ -37,11 +37,18 @@ class Answer:
 class Server:
     """A scheduler over a backend, driven until all requests have ended."""
 
-    def __init__(self, backend: CpuBackend, *, max_step_tokens: int = 1024, num_blocks: int = PLENTY) -> None:
+    def __init__(
+        self,
+        backend: CpuBackend,
+        *,
+        max_step_tokens: int = 1024,
+        num_blocks: int = PLENTY,
+        order: Order | None = None,
+    ) -> None:
         limits = Limits(
             BOUNDS.max_seqs, max_step_tokens, BOUNDS.max_len, backend.block_size, (num_blocks,), lookahead=4
         )
-        self.scheduler = Scheduler(limits, backend.kv_groups, FCFS())
+        self.scheduler = Scheduler(limits, backend.kv_groups, order or FCFS())
         self.executor = LocalExecutor(backend, lambda: 0)
         self.answers: dict[int, Answer] = {}
         self.usage: dict[int, Finished] = {}
@@ -128,13 +135,15 @@ def test_a_warm_cache_does_not_show(backend: CpuBackend, alone: list[Answer]) ->
     assert server.usage[LONG.id + 50].usage.cached_tokens == 592
 
 
-def test_preemption_does_not_show(backend: CpuBackend, alone: list[Answer]) -> None:
-    # The crowd came first and goes on growing: 9 times 2 blocks at first, 7 in the end. The subjects take what is left.
-    server = Server(backend, max_step_tokens=64, num_blocks=45)
-    crowd = [request(200 + i, 20, max_tokens=90) for i in range(9)]
-    server.answer(*crowd, *SUBJECTS)
-    assert server.preempted & {subject.id for subject in SUBJECTS}
-    assert [server.answers[subject.id] for subject in SUBJECTS] == alone
+@pytest.mark.parametrize("subject", SUBJECTS, ids=["greedy", "seeded", "scored", "long"])
+def test_preemption_does_not_show(backend: CpuBackend, alone: list[Answer], subject: Request) -> None:
+    # Three others go first. There is room for all prompts, but none for the blocks that the others grow into.
+    others = [request(200 + i, 20, max_tokens=60) for i in range(3)]
+    num_blocks = sum(-(-len(each.prompt) // backend.block_size) for each in (*others, subject)) + 1
+    server = Server(backend, max_step_tokens=256, num_blocks=num_blocks, order=Priority())
+    server.answer(*others, replace(subject, priority=9))
+    assert subject.id in server.preempted
+    assert server.answers[subject.id] == alone[subject.id]
 
 
 def test_drafts_right_or_wrong_do_not_show(backend: CpuBackend, alone: list[Answer]) -> None:
