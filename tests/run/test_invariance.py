@@ -137,9 +137,9 @@ def test_a_warm_cache_does_not_show(backend: CpuBackend, alone: list[Answer]) ->
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=["greedy", "seeded", "scored", "long"])
 def test_preemption_does_not_show(backend: CpuBackend, alone: list[Answer], subject: Request) -> None:
-    # Three others go first. There is room for all prompts, but none for the blocks that the others grow into.
-    others = [request(200 + i, 20, max_tokens=60) for i in range(3)]
-    num_blocks = sum(-(-len(each.prompt) // backend.block_size) for each in (*others, subject)) + 1
+    # Three others go first. There is room for all prompts and one block more for each, but the others want two soon.
+    others = [request(200 + i, 14, max_tokens=60) for i in range(3)]
+    num_blocks = sum(1 + -(-len(each.prompt) // backend.block_size) for each in (*others, subject))
     server = Server(backend, max_step_tokens=256, num_blocks=num_blocks, order=Priority())
     server.answer(*others, replace(subject, priority=9))
     assert subject.id in server.preempted
