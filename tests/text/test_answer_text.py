@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from headrace.text.answer import AnswerText, TextDelta, TextOptions
 from headrace.text.stops import StopMatcher
 from headrace.text.tokenizer import Tokenizer
-from tiny import VOCAB_SIZE
+from tiny import SPECIAL_TOKENS, VOCAB_SIZE
 
-TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=24)
+# Any token, and often those of single bytes that stop strings are made of
+BYTES = [len(SPECIAL_TOKENS) + byte for byte in "the aé🙂".encode()]
+TOKENS = st.lists(st.sampled_from(BYTES) | st.sampled_from(BYTES) | st.integers(0, VOCAB_SIZE - 1), max_size=24)
 STOPS = st.lists(st.text("the aé🙂\ufffd", min_size=1, max_size=4), max_size=3)
 BORDERS = st.lists(st.integers(0, 30), max_size=6)
 
@@ -105,8 +107,9 @@ def test_the_answer_counts_tokens_up_to_the_one_that_completes_a_stop_string(
 
 def test_a_stop_string_across_tokens_is_never_partly_shown(tiny_tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     answer = AnswerText(tiny_tokenizer, TextOptions(("END",)))
-    shown = [answer.push((byte_ids[byte],)).text for byte in b"the END, and more"]
-    assert "".join(shown) == "the "
+    deltas = [answer.push((byte_ids[byte],)) for byte in b"the END, and more"]
+    assert "".join(delta.text for delta in deltas) == "the "
+    assert [(token.text, token.offset) for token in deltas[6].tokens] == [("", 4)] * 3
     assert answer.stop == "END"
     assert answer.num_tokens == len("the END")
     assert answer.finish() == TextDelta("", ())
@@ -129,6 +132,15 @@ def test_an_answer_cut_inside_a_character_ends_with_a_replacement_of_its_last_to
     assert answer.push([byte_ids[ord("a")], byte_ids[0xF0]]).text == "a"
     tail = answer.finish()
     assert [(token.token, token.text, token.offset) for token in tail.tokens] == [(byte_ids[0xF0], "\ufffd", 1)]
+
+
+def test_the_replacement_at_the_end_may_complete_a_stop_string(
+    tiny_tokenizer: Tokenizer, byte_ids: dict[int, int]
+) -> None:
+    answer = AnswerText(tiny_tokenizer, TextOptions(("b\ufffd",)))
+    assert answer.push([byte_ids[ord("a")], byte_ids[ord("b")], byte_ids[0xF0]]).text == "a"
+    tail = answer.finish()
+    assert (tail.text, tail.stop, answer.num_tokens) == ("", "b\ufffd", 3)
 
 
 def test_the_token_that_ended_the_answer_has_no_text_unless_it_is_included(tiny_tokenizer: Tokenizer) -> None:

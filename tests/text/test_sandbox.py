@@ -71,6 +71,8 @@ HOSTILE = {
     "a wide % by a filter": "{{ '%1000000000d' | format(1) }}",
     "a wide format": "{{ '{:>1000000000}'.format(1) }}",
     "a wide nested format": "{{ '{:>{}}'.format(1, 10**9) }}",
+    "a wide % of a dict": "{{ '%(a)010000d' % {'a': 1} }}",
+    "a precise %": "{{ '%.9999f' % 1 }}",
     "a wide time": "{{ strftime_now('%1000000000d') }}",
     "a replacement that multiplies": "{% set s = 'a' * 1000000 %}{{ s.replace('a', s) }}",
     "a replacing filter that multiplies": "{% set s = 'a' * 1000000 %}{{ s | replace('a', s) }}",
@@ -125,6 +127,11 @@ def test_a_template_that_failed_can_be_used_again(tiny_tokenizer: Tokenizer) -> 
     with pytest.raises(RequestError):
         render_chat(tiny_tokenizer, template, MESSAGES * 2)
     assert render_chat(tiny_tokenizer, template, MESSAGES) == "fine"
+
+
+def test_numbers_in_a_format_that_are_no_widths_are_left_alone(tiny_tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ 'December 2023: %s, %05.1f' % ('x', 2.25) }}|{{ '2024 {:>4} 12345'.format(1) }}")
+    assert render_chat(tiny_tokenizer, template, MESSAGES) == "December 2023: x, 002.2|2024    1 12345"
 
 
 def test_a_long_conversation_is_within_the_limits(tiny_tokenizer: Tokenizer, golden_chats: dict[str, Any]) -> None:

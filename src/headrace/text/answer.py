@@ -78,13 +78,9 @@ class AnswerText:
     def finish(self) -> TextDelta:
         """The rest of the text, after the last token. Nothing if a stop string ended the answer before."""
         if self.stop is None and (tail := self._detokenizer.finish()):
-            last = self._held.pop()  # it ended inside a character, so it was held back
-            self._held.append(TokenText(last.token, last.text + tail, last.offset))
-            self._end += len(tail)
+            last = self._held[-1]  # it ended inside a character, so it was held back
+            self._held[-1] = TokenText(last.token, last.text + tail, last.offset)
             self._match(tail)
-        if self.stop is None:
-            self._matcher.finish()
-            self._safe = self._end
         return self._give(len(self._held))
 
     def _append(self, token: int, text: str) -> None:

@@ -19,8 +19,9 @@ ITEM_CHARS = 64  # what an entry of a list or dict counts for
 MAX_WIDTH = 1_000  # of padding and indentation
 MAX_BITS = 4_096  # of an integer
 
-_WIDE_FORMAT = re.compile(r"\d{4,}|\*")
-_NESTED_FIELD = re.compile(r"\{[^{}]*\{")
+# Fields of `%` (and of strftime) and of str.format whose width or precision has four digits or is an argument
+_WIDE_PERCENT = re.compile(r"%(\([^)]*\))?[-+ #0-9.]*(\d{4}|\*)")
+_WIDE_BRACES = re.compile(r"\{[^{}]*(\d{4}|\{)")
 
 _CONTAINERS: tuple[type, ...] = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 
@@ -97,10 +98,16 @@ def check_width(*widths: Any) -> None:
             raise LimitError(f"it pads to {width:,} characters; at most {MAX_WIDTH:,} are allowed")
 
 
-def check_format(text: str) -> None:
-    """Refuse a format (`%`, str.format, strftime) whose fields could be padded without bound."""
-    if _WIDE_FORMAT.search(text) or _NESTED_FIELD.search(text):
-        raise LimitError(f"it formats with a width of more than {MAX_WIDTH:,} or one that is not written out")
+def check_percent_format(text: str) -> None:
+    """Refuse a format of `%` or strftime that could pad without bound."""
+    if _WIDE_PERCENT.search(text):
+        raise LimitError(f"it formats with a width of {MAX_WIDTH:,} or more, or one that is not written out")
+
+
+def check_brace_format(text: str) -> None:
+    """Refuse a format of str.format that could pad without bound."""
+    if _WIDE_BRACES.search(text):
+        raise LimitError(f"it formats with a width of {MAX_WIDTH:,} or more, or one that is not written out")
 
 
 def check_product(left: Any, right: Any, meter: Meter) -> None:

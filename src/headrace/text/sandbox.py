@@ -25,7 +25,15 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from headrace.text.meter import LimitError, Meter, check_format, check_power, check_product, check_width
+from headrace.text.meter import (
+    LimitError,
+    Meter,
+    check_brace_format,
+    check_percent_format,
+    check_power,
+    check_product,
+    check_width,
+)
 
 MAX_JSON_SPACING = 16  # characters of tojson's separators and of a level of its indentation
 
@@ -53,7 +61,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             optimized=False,  # constants would be folded, and thus computed, while compiling: with no meter
-            finalize=self._put_out,
+            finalize=self._weigh,
             extensions=[loopcontrols, _GenerationTag],
         )
         for name in REFUSED_GLOBALS:
@@ -69,7 +77,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters |= {
             "tojson": self._to_json,
             _STEP: self._step,
-            _KEEP: self._keep,
+            _KEEP: self._weigh,
             _CONCATENATE: self._concatenate,
         }
 
@@ -100,7 +108,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             case "**":
                 check_power(left, right)
             case "%" if isinstance(left, str):
-                check_format(left)
+                check_percent_format(left)
                 meter.weigh(left, right)
         return super().call_binop(context, operator, left, right)
 
@@ -117,7 +125,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return None
 
         def format_checked(*args: Any, **kwargs: Any) -> str:
-            check_format(value.__self__)
+            check_brace_format(value.__self__)
             return wrapped(*args, **kwargs)
 
         return format_checked
@@ -146,12 +154,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self._meter.get().step(chars)
 
     @jinja2.pass_context
-    def _put_out(self, context: Any, value: Any) -> Any:
-        self._meter.get().weigh(value)
-        return value
-
-    @jinja2.pass_context
-    def _keep(self, context: Any, value: Any) -> Any:
+    def _weigh(self, context: Any, value: Any) -> Any:
         self._meter.get().weigh(value)
         return value
 
@@ -220,7 +223,7 @@ def _check_filter(name: str, value: Any, operands: tuple[tuple[Any, ...], dict[s
         case "center" | "batch" | "slice":
             check_width(first)
         case "format":
-            check_format(str(value))
+            check_percent_format(str(value))
         case "sum":
             if not isinstance(kwargs.get("start", args[1] if len(args) > 1 else 0), int | float):
                 raise LimitError("it sums something other than numbers")
@@ -252,7 +255,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 def _strftime_now(now: Callable[[], datetime]) -> Callable[[str], str]:
     def strftime_now(pattern: str) -> str:
-        check_format(pattern)
+        check_percent_format(pattern)
         return now().strftime(pattern)
 
     return strftime_now
