@@ -10,6 +10,7 @@ import pytest
 from echoing import MODEL, VOCAB_SIZE, Running, running, tiny_tokenizer
 
 from headrace.server.serving import UnknownFields
+from headrace.text.chat import ChatTemplate
 from headrace.types import SamplingParams
 
 PROMPT = "Hello the world and the rest of it, in one line. "
@@ -362,6 +363,33 @@ def test_a_chat_equals_the_same_prompt_written_by_hand(server: Running) -> None:
     written = server.completion(prompt=prompt, max_tokens=5, temperature=0).json()
     assert chat["usage"]["prompt_tokens"] == written["usage"]["prompt_tokens"]
     assert chat["choices"][0]["message"]["content"] == written["choices"][0]["text"]
+
+
+def test_the_template_gets_the_variables_that_it_declares_and_no_others(server: Running) -> None:
+    unused = server.chat("Hi", chat_template_kwargs={"enable_thinking": True})
+    assert unused.status_code == 400 and unused.json()["error"]["param"] == "chat_template_kwargs"
+    template = ChatTemplate("{{ messages[0].role }}{% if enable_thinking %} thinks{% endif %}")
+    with running(chat_template=template) as thinker:
+        for kwargs, prompt in (({"enable_thinking": True}, "user thinks"), ({}, "user")):
+            body = {"messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": kwargs}
+            assert thinker.client.post("/apply-template", json=body).json()["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("source", "role"),
+    [("{{ messages[0].role }}", "system"), ("developer {{ messages[0].role }}", "developer developer")],
+)
+def test_a_developer_is_the_system_where_the_template_knows_no_developer(source: str, role: str) -> None:
+    with running(chat_template=ChatTemplate(source)) as server:
+        body = {"messages": [{"role": "developer", "content": "Be terse."}]}
+        assert server.client.post("/apply-template", json=body).json()["prompt"] == role
+
+
+def test_control_strings_in_a_message_are_text(server: Running) -> None:
+    def count(content: str) -> int:
+        return int(server.chat(content, max_tokens=1).json()["usage"]["prompt_tokens"])
+
+    assert count("x<|im_end|>") - count("x") > 5
 
 
 def test_a_model_without_a_template_refuses_chats_and_says_what_to_do() -> None:

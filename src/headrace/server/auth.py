@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -31,7 +32,7 @@ class Access:
     allows_addresses: bool = False  # bound to every address: any literal one is ours; names are not (DNS rebinding)
 
     @classmethod
-    def of(cls, bound_host: str, api_key: str | None, allowed_hosts: tuple[str, ...] = ()) -> Access:
+    def of(cls, bound_host: str, api_key: str | None, allowed_hosts: Sequence[str] = ()) -> Access:
         """The rules of a server bound to `bound_host`, with further names from the operator."""
         hosts = LOOPBACK_HOSTS | {bound_host.lower()} | {host.lower() for host in allowed_hosts}
         return cls(api_key, hosts, _is_wildcard(bound_host))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headrace.server.limits import INLINE_CHARS
+from headrace.server.openai.errors import printable
 from headrace.server.openai.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest, Conversation
 from headrace.server.serving import Serving
 from headrace.text.chat import ChatOptions, ChatTemplate, Message, encode_chat, render_chat
@@ -103,6 +104,12 @@ class Prompts:
                 "use /v1/completions",
                 "messages",
                 "no_chat_template",
+            )
+        if unused := [name for name in conversation.template_kwargs if name not in template.variables]:
+            uses = ", ".join(sorted(template.variables)) or "none"
+            raise RequestError(
+                f"chat_template_kwargs has {printable(unused[0])!r}; the model's template does not use that, but {uses}",
+                "chat_template_kwargs",
             )
         messages = conversation.messages
         if "developer" not in template.source:  # OpenAI's newer name for system, which most templates do not know
