@@ -232,6 +232,18 @@ def test_messages_that_a_template_cannot_take_are_an_error_of_the_request(
         render_chat(tiny_tokenizer, TINY, messages)
 
 
+def test_messages_nested_too_deeply_are_an_error_of_the_request(tiny_tokenizer: Tokenizer) -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RequestError, match="nested too deeply"):
+        render_chat(tiny_tokenizer, TINY, [user("x", name=deep)])
+    shallower: list[Any] = []
+    for _ in range(200):
+        shallower = [shallower]
+    assert "user\nx" in render_chat(tiny_tokenizer, TINY, [user("x", name=shallower)])
+
+
 def test_an_error_shows_no_address(tiny_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ raise_exception('see ' ~ messages | map('string')) }}")
     with pytest.raises(RequestError) as caught:

@@ -90,19 +90,15 @@ def render_pieces(
     tools, extra = options.get("tools"), options.get("extra")
     if extra and (taken := _OWN_VARIABLES.intersection(extra)):
         raise RequestError(f"chat_template_kwargs may not set {', '.join(sorted(taken))}", "chat_template_kwargs")
-    plain = [plain_message(message) for message in messages]
-    marks = Marks(tokenizer.controls, [plain, tools, extra], [template.source, *tokenizer.named_tokens.values()])
-    shown = [marks.protect(message) for message in plain]
-    text = template.render(
-        {
-            "documents": None,
-            **(marks.protect(extra) if extra else {}),
-            **tokenizer.named_tokens,
-            "messages": _with_end_mark(shown, marks.end) if continues else shown,
-            "tools": marks.protect(tools) if tools else None,
-            "add_generation_prompt": opens,
-        }
-    )
+    written = {"messages": [plain_message(message) for message in messages], "tools": tools or None, **(extra or {})}
+    try:
+        marks = Marks(tokenizer.controls, written, [template.source, *tokenizer.named_tokens.values()])
+        shown = marks.protect(written)
+    except RecursionError:
+        raise RequestError("the messages or tools are nested too deeply", "messages") from None
+    if continues:
+        shown["messages"] = _with_end_mark(shown["messages"], marks.end)
+    text = template.render({"documents": None, **shown, **tokenizer.named_tokens, "add_generation_prompt": opens})
     if continues:
         text = _cut_at_end_mark(text, marks.end)
     return tuple(

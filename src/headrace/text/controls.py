@@ -26,8 +26,17 @@ class ControlStrings:
     def __init__(self, strings: Iterable[str]) -> None:
         longest_first = sorted((string for string in strings if string), key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) matches nowhere
-        self.beginnings = tuple({string[:end] for string in longest_first for end in range(1, len(string))})
-        self.endings = tuple({string[start:] for string in longest_first for start in range(1, len(string))})
+        self._lengths = range(1, max(map(len, longest_first), default=1))
+        self._beginnings = {string[:length] for string in longest_first for length in range(1, len(string))}
+        self._endings = {string[-length:] for string in longest_first for length in range(1, len(string))}
+
+    def is_begun(self, text: str) -> bool:
+        """Whether `text` ends in the beginning of a control string."""
+        return any(text[-length:] in self._beginnings for length in self._lengths)
+
+    def is_ended(self, text: str) -> bool:
+        """Whether `text` begins with the end of a control string."""
+        return any(text[:length] in self._endings for length in self._lengths)
 
     def split(self, text: str) -> Iterable[tuple[str, bool]]:
         """The parts of `text` in order, and whether each is a control string."""
@@ -44,7 +53,7 @@ class ControlStrings:
 class Marks:
     """The private-use characters of one rendering: each stands for a string that the template must not see."""
 
-    def __init__(self, controls: ControlStrings, written: Iterable[Any], templated: Iterable[str]) -> None:
+    def __init__(self, controls: ControlStrings, written: Any, templated: Iterable[str]) -> None:
         """`written` is everything that users wrote, `templated` what may be put beside it: no mark occurs in either."""
         used = set().union(*_strings(written), *templated)
         self._free = (chr(code) for code in PRIVATE_USE if chr(code) not in used)
@@ -71,6 +80,9 @@ class Marks:
         return value if value is None or isinstance(value, bool | int | float) else self.protect(str(value))
 
     def restore(self, text: str) -> str:
+        """`text` with every mark replaced by what it stands for."""
+        if not self._mark_of:
+            return text
         return text.translate({ord(mark): string for string, mark in self._mark_of.items()})
 
     def _protect_whole(self, text: str) -> str:
@@ -78,12 +90,14 @@ class Marks:
 
     def _protect_text(self, text: str) -> str:
         text = self._protect_whole(text)
-        start, end = len(text) - len(text.lstrip()), len(text.rstrip())
-        if text.startswith(self._controls.endings, start):
-            text = text[:start] + self._mark(text[start]) + text[start + 1 :]
-        if text.endswith(self._controls.beginnings, start, end):
-            text = text[: end - 1] + self._mark(text[end - 1]) + text[end:]
-        return text
+        inner = text.strip()  # a template may strip it, too
+        start = text.index(inner)
+        before, after = text[:start], text[start + len(inner) :]
+        if self._controls.is_ended(inner):
+            inner = self._mark(inner[0]) + inner[1:]
+        if self._controls.is_begun(inner):
+            inner = inner[:-1] + self._mark(inner[-1])
+        return before + inner + after
 
     def _mark(self, string: str) -> str:
         if string not in self._mark_of:

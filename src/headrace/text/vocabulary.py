@@ -131,7 +131,7 @@ def _from_gguf(source: GgufVocabulary) -> Vocabulary:
         named_tokens={
             name: source.tokens[index]
             for name, index in named.items()
-            if index is not None and index in range(len(vocab))
+            if index is not None and 0 <= index < len(source.tokens)
         },
         has_space_prefix=False,
     )
