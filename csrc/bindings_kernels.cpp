@@ -83,8 +83,9 @@ nb::object quantize(const std::string& isa, const std::string& act_name, RowArra
 }
 
 nb::object gemm(const std::string& isa, const std::string& format, int rows, Array<std::uint8_t, 1> data, RowArray x,
-                std::optional<RowArray> add) {
+                std::optional<RowArray> add, int tiles_per_call) {
     const Kernels& kernels = kernels_named(isa);
+    require(tiles_per_call > 0, "tiles_per_call must be positive");
     const std::size_t num_rows = x.shape(0), cols = x.shape(1);
     const Packed weight(kernels, format, rows, int(cols), data);
     require(!add || (add->shape(0) == num_rows && add->shape(1) == std::size_t(rows)), "add must be [len(x), rows]");
@@ -95,8 +96,11 @@ nb::object gemm(const std::string& isa, const std::string& format, int rows, Arr
         kernels.quantize_row(act, x.data() + row * cols, int(cols), acts.data() + row * act_stride);
     }
     NewArray<float> out(num_rows, rows, 0.0f, true);
-    kernels.gemm(weight.matrix, 0, weight.matrix.num_tiles(), acts.data(), act_stride, int(num_rows), out.data, rows,
-                 add ? add->data() : nullptr, rows);
+    const int num_tiles = weight.matrix.num_tiles(), step = std::min(tiles_per_call, num_tiles);
+    for (int tile = 0; tile < num_tiles; tile += step) {
+        kernels.gemm(weight.matrix, tile, std::min(tile + step, num_tiles), acts.data(), act_stride, int(num_rows),
+                     out.data, rows, add ? add->data() : nullptr, rows);
+    }
     return out.object;
 }
 
@@ -220,7 +224,8 @@ nb::object attend(const std::string& isa, const std::string& kv_type, HeadArray 
 void bind_kernels(nb::module_& module) {
     module.def("kernel_unpack", &unpack, "isa"_a, "format"_a, "rows"_a, "cols"_a, "data"_a);
     module.def("kernel_quantize", &quantize, "isa"_a, "act"_a, "x"_a);
-    module.def("kernel_gemm", &gemm, "isa"_a, "format"_a, "rows"_a, "data"_a, "x"_a, "add"_a = nb::none());
+    module.def("kernel_gemm", &gemm, "isa"_a, "format"_a, "rows"_a, "data"_a, "x"_a, "add"_a = nb::none(),
+               "tiles_per_call"_a = 1 << 20);
     module.def("kernel_rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a);
     module.def(
         "kernel_silu_mul",

@@ -154,6 +154,17 @@ def test_a_row_has_the_same_bits_in_every_batch(isa: str, fmt: str) -> None:
             np.testing.assert_array_equal(gemm(isa, weight, x[:batch]), alone[:batch])
 
 
+@over_formats
+@over_isas
+def test_how_the_outputs_are_cut_into_calls_changes_no_bit(isa: str, fmt: str) -> None:
+    weight = from_f32(random(1, 77, 96), FORMATS[fmt])
+    x = random(2, 7, 96)
+    whole = gemm(isa, weight, x)
+    for tiles_per_call in (1, 2, 3, 4):
+        cut = _core.kernel_gemm(isa, fmt, 77, weight.data, x, tiles_per_call=tiles_per_call)
+        np.testing.assert_array_equal(cut, whole)
+
+
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "bf16"])
 def test_gemm_has_the_same_bits_on_every_instruction_set(fmt: str) -> None:
     for rows, cols in ((16, 32), (33, 576), (5, 96)):
