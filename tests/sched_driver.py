@@ -120,6 +120,14 @@ class Driver:
                 return count
         raise AssertionError(f"there is work left after {max_steps} steps")
 
+    def step_until_preempted(self) -> StepPlan:
+        """Step until a request is preempted; returns the plan that decided it."""
+        for _ in range(100):
+            plan = self.step()
+            if self.preempted and plan is not None:
+                return plan
+        raise AssertionError("nobody is preempted")
+
     def tokens_of(self, request_id: int) -> list[int]:
         return self.answers[request_id].tokens
 

@@ -17,8 +17,7 @@ def crowded(**fields: int) -> Driver:
 
 def test_the_last_in_order_gives_way_and_is_told_of_with_the_next_events() -> None:
     driver = crowded()
-    while not driver.preempted:
-        driver.step()
+    driver.step_until_preempted()
     plan, event = driver.preempted[0]
     assert slice_ids(plan) == [1]
     assert event == Preempted(2, 8)
@@ -36,8 +35,7 @@ def test_a_preempted_request_is_answered_as_if_nothing_had_happened() -> None:
 
 def test_tokens_drawn_before_a_preemption_are_computed_again_like_a_prompt() -> None:
     driver = crowded()
-    while not driver.preempted:
-        driver.step()
+    driver.step_until_preempted()
     num_drawn = len(driver.tokens_of(2))
     driver.cancel(1)
     plan = driver.plan()
@@ -56,25 +54,25 @@ def test_prompt_logprobs_that_were_told_are_not_told_again() -> None:
 
 
 def test_the_last_in_order_waits_with_what_it_has_if_it_finds_no_block() -> None:
-    driver = Driver(limits(block_size=4, num_blocks=(4,), max_len=16))
-    driver.add(request(1, 6), request(2, 8))
+    driver = Driver(limits(block_size=4, num_blocks=(5,), max_len=20))
+    driver.add(request(1, 8), request(2, 8))
     driver.step()
-    assert slice_ids(driver.step()) == [1]  # request 2 needs a third block; request 1 has room in its second
-    driver.step()
-    assert not driver.preempted
-    assert slice_ids(driver.step()) == [1]  # and now request 1 needs one too
+    assert slice_ids(driver.step()) == [1]  # both need a third block, and there is one
+    assert driver.scheduler.num_running == 2 and not driver.preempted
+    assert slice_ids(driver.step_until_preempted()) == [1]  # now request 1 needs a fourth
     assert driver.preempted[0][1] == Preempted(2, 8)
 
 
 def starving() -> tuple[Driver, Request]:
     """Request 1 decodes; request 2, whose prompt is scored, has computed 12 tokens of 15 and finds no fourth block."""
-    driver = Driver(limits(block_size=4, num_blocks=(6,), max_len=24, max_step_tokens=7))
+    driver = Driver(limits(block_size=4, num_blocks=(7,), max_len=24, max_step_tokens=3))
     scored = request(2, 15, prompt_logprobs=0, max_tokens=2)
     driver.add(request(1, 7, max_tokens=12))
-    driver.step()
+    for _ in range(3):
+        driver.step()
     driver.add(scored)
-    driver.step()
-    driver.step()
+    for _ in range(6):
+        assert fed(driver.step()) == {1: 1, 2: 2}
     return driver, scored
 
 
@@ -86,16 +84,14 @@ def test_a_prompt_that_finds_no_block_keeps_what_it_has_while_others_get_on() ->
 
 def test_a_running_prompt_gives_way_to_a_decode_before_it() -> None:
     driver, _ = starving()
-    while not driver.preempted:
-        plan = driver.step()
+    plan = driver.step_until_preempted()
     assert slice_ids(plan) == [1] and driver.preempted[0][1] == Preempted(2, 12)
 
 
 def test_prompt_logprobs_go_on_where_a_preemption_cut_them() -> None:
     """Only the rows of positions not yet told are asked for; they are the last rows of their slice."""
     driver, scored = starving()
-    while not driver.preempted:
-        driver.step()
+    driver.step_until_preempted()
     num_told = len(driver.answers[2].prompt_logprobs)
     driver.finish()
     alone = solo_answer(scored, ONE_GROUP, 24)
@@ -104,15 +100,15 @@ def test_prompt_logprobs_go_on_where_a_preemption_cut_them() -> None:
 
 
 def test_a_running_prompt_takes_the_block_it_needs_from_a_decode_behind_it() -> None:
-    driver = Driver(limits(block_size=4, num_blocks=(6,), max_len=24, max_step_tokens=6), order=Priority())
-    driver.add(request(2, 6, priority=1, seed=1))
-    driver.step()
+    driver = Driver(limits(block_size=4, num_blocks=(7,), max_len=24, max_step_tokens=3), order=Priority())
+    driver.add(request(2, 7, priority=1, seed=1))
+    for _ in range(3):
+        driver.step()
     driver.add(request(1, 14, priority=0, max_tokens=1))
-    for _ in range(2):
+    for _ in range(6):
         assert slice_ids(driver.step()) == [2, 1]
-    while not driver.preempted:
-        plan = driver.step()
-    assert slice_ids(plan) == [1] and driver.preempted[0][1].request_id == 2
+    assert slice_ids(driver.step_until_preempted()) == [1]
+    assert driver.preempted[0][1].request_id == 2
 
 
 def test_two_long_prompts_share_a_window_pool_that_is_too_small_for_both_at_once() -> None:
@@ -127,14 +123,22 @@ def test_two_long_prompts_share_a_window_pool_that_is_too_small_for_both_at_once
 
 def test_a_preempted_request_comes_back_before_those_that_came_after_it() -> None:
     driver = crowded()
-    while not driver.preempted:
-        driver.step()
+    driver.step_until_preempted()
     driver.add(request(3, 1, max_tokens=1))
     num_plans = len(driver.plans)
     driver.finish()
     later = [slice_ids(plan) for plan in driver.plans[num_plans:]]
     assert later[0] == [1]  # there is room for request 3 at once, but request 2 comes first
     assert next(ids for ids in later if 3 in ids or 2 in ids)[:2] == [2, 3]
+
+
+def test_who_is_let_in_leaves_a_block_to_each_that_runs() -> None:
+    driver = Driver(limits(block_size=4, num_blocks=(7,), max_len=28))
+    driver.add(request(1, 4), request(2, 4), request(3, 8, max_tokens=1))
+    assert slice_ids(driver.step()) == [1, 2, 3]
+    driver = Driver(limits(block_size=4, num_blocks=(5,), max_len=20))
+    driver.add(request(1, 4), request(2, 4), request(3, 8, max_tokens=1))
+    assert slice_ids(driver.step()) == [1, 2]
 
 
 def test_under_priority_the_least_urgent_gives_way_though_it_came_first() -> None:
@@ -158,6 +162,7 @@ def test_a_request_is_told_of_as_preempted_before_its_end_and_never_after() -> N
     driver = crowded()
     while (plan := driver.plan()) is not None and not driver.scheduler.num_waiting:
         driver.commit(plan)
+    assert plan is not None
     preempted, finished = driver.scheduler.cancel(2)
     assert isinstance(preempted, Preempted) and isinstance(finished, Finished)
     assert [event.request_id for event in driver.scheduler.commit(driver.executor.run(plan))] == [1]
@@ -172,7 +177,7 @@ def test_one_sequence_can_fill_the_whole_pool() -> None:
 
 def test_prompts_alone_preempt_nobody() -> None:
     """Whoever is let in finds blocks for all of its prompt, however small the chunks are."""
-    driver = Driver(limits(block_size=4, num_blocks=(8,), max_len=32, max_step_tokens=6))
+    driver = Driver(limits(block_size=4, num_blocks=(9,), max_len=32, max_step_tokens=6))
     driver.add(*(request(i, 15, max_tokens=1) for i in range(6)))
     driver.finish()
     assert not driver.preempted

@@ -140,8 +140,8 @@ class BlockTables:
                 pool.share(block)
                 table.append(block)
 
-    def has_room(self, seq: Sequence, num_hit: int) -> bool:
-        """Whether the free blocks hold all that `seq`, which waits, knows, if it shares a prefix of `num_hit` blocks.
+    def has_room(self, seq: Sequence, num_hit: int, num_kept: int) -> bool:
+        """Whether all that `seq` knows fits behind a prefix of `num_hit` shared blocks, with `num_kept` left free.
 
         Of a window group's blocks it needs a span at a time. Shared ones that nobody uses are free, and would not be.
         """
@@ -150,7 +150,7 @@ class BlockTables:
             first = self._first_kept(g, num_hit * self._block_size)
             hit = [pool.match(seq.link(index, self._block_size)) for index in range(first, num_hit)]
             num_new = min(num_blocks - num_hit, self._spans[g] - len(hit))
-            if sum(map(pool.is_free, hit)) + num_new > pool.num_free:
+            if sum(map(pool.is_free, hit)) + num_new + num_kept > pool.num_free:
                 return False
         return True
 
