@@ -26,7 +26,7 @@ from headrace.sched import FCFS, Scheduler
 from headrace.server.admission import Admission
 from headrace.server.app import build_app
 from headrace.server.auth import Access
-from headrace.server.serve import HttpServer, bind
+from headrace.server.serve import HttpServer, bind, serve
 from headrace.server.serving import Serving
 from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
@@ -65,6 +65,7 @@ class EchoingExecutor:
     step_s: float = 0.0  # how long a step takes
     stuck: threading.Event = field(default_factory=threading.Event)  # set: steps do not end
     poison: int | None = None  # a token at which a step fails
+    fails_at: int | None = None  # an index into every answer at which a step fails
 
     def run(self, plan: StepPlan) -> StepResult:
         time.sleep(self.step_s)
@@ -89,6 +90,8 @@ class EchoingExecutor:
     def _next(self, part: Slice) -> int:
         request = part.request
         index = part.start + len(part.tokens) - len(request.prompt)
+        if index == self.fails_at:
+            raise RuntimeError("failed")
         if request.params.temperature > 0:
             index += zlib.crc32(f"{request.seed} {request.choice}".encode())
         return request.prompt[index % len(request.prompt)]
@@ -136,6 +139,26 @@ class Running:
         return False
 
 
+def echo_serving(executor: EchoingExecutor, **fields: Any) -> Serving:
+    """What a server needs; `fields` replace those of Serving."""
+    group = KVGroup(KVKind.FULL, (0,), 4, 4)
+    limits = Limits(max_seqs=16, max_step_tokens=64, max_len=MAX_LEN, block_size=BLOCK_SIZE, num_blocks=(NUM_BLOCKS,))
+    values: dict[str, Any] = {
+        "engine": AsyncEngine(Engine(Scheduler(limits, (group,), FCFS()), executor)),
+        "tokenizer": tiny_tokenizer(),
+        "chat_template": ChatTemplate(CHAT_TEMPLATE),
+        "model_names": (MODEL, "alias"),
+        "max_len": MAX_LEN,
+        "num_blocks": (NUM_BLOCKS,),
+        "vocab_size": VOCAB_SIZE,
+        "end_ids": END_IDS,
+        "version": "0.test",
+        "created_s": 1,
+        **fields,
+    }
+    return Serving(**values)
+
+
 @contextlib.contextmanager
 def running(
     *,
@@ -143,40 +166,22 @@ def running(
     access: Access | None = None,
     max_open: int = 64,
     grace_s: float = 1.0,
-    tokenizer: Tokenizer | None = None,
     **fields: Any,
 ) -> Iterator[Running]:
-    executor, tokenizer = executor or EchoingExecutor(), tokenizer or tiny_tokenizer()
-    group = KVGroup(KVKind.FULL, (0,), 4, 4)
-    limits = Limits(max_seqs=16, max_step_tokens=64, max_len=MAX_LEN, block_size=BLOCK_SIZE, num_blocks=(NUM_BLOCKS,))
-    engine = AsyncEngine(Engine(Scheduler(limits, (group,), FCFS()), executor))
-    values: dict[str, Any] = {
-        "chat_template": ChatTemplate(CHAT_TEMPLATE),
-        "model_names": (MODEL, "alias"),
-        "end_ids": END_IDS,
-        **fields,
-    }
-    serving = Serving(
-        engine=engine,
-        tokenizer=tokenizer,
-        max_len=MAX_LEN,
-        num_blocks=(NUM_BLOCKS,),
-        vocab_size=VOCAB_SIZE,
-        version="0.test",
-        created_s=1,
-        **values,
-    )
+    """A server on a free port of this machine, for as long as the context is open."""
+    executor = executor or EchoingExecutor()
+    serving = echo_serving(executor, **fields)
     admission = Admission(max_open)
-    access = access or Access.of("127.0.0.1", None)
-    server = HttpServer(build_app(serving, access, admission), admission, grace_s)
+    app = build_app(serving, access or Access.of("127.0.0.1", None), admission)
+    server = HttpServer(app, admission, grace_s)
     sock = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
 
-    def serve() -> None:
+    def run() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(server.serve(sockets=[sock]))
 
-    thread = threading.Thread(target=serve)
+    thread = threading.Thread(target=run)
     thread.start()
     while not server.started:
         time.sleep(0.005)
@@ -187,3 +192,12 @@ def running(
             executor.stuck.clear()
             server.should_exit = True
             thread.join(10)
+
+
+def serve_until_signalled() -> None:
+    """What a process of its own runs: prints its port once it serves."""
+    sock = bind("127.0.0.1", 0)
+    admission = Admission()
+    app = build_app(echo_serving(EchoingExecutor(step_s=0.02)), Access.of("127.0.0.1", None), admission)
+    port = sock.getsockname()[1]
+    serve(app, admission, sock, lambda: print(port, flush=True))

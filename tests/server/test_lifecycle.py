@@ -17,7 +17,7 @@ import pytest
 from echoing import NUM_BLOCKS, EchoingExecutor, Running, running
 
 from headrace.server import serving
-from headrace.server.openai.errors import SHUTTING_DOWN
+from headrace.server.openai.errors import ENGINE_FAILED, SHUTTING_DOWN
 
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 450, "ignore_eos": True}
 
@@ -103,6 +103,25 @@ def test_after_aborts_in_every_state_all_blocks_are_free(slow: Running) -> None:
         list(pool.map(abort, range(32)))
     assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
     slow.serving.engine.engine.scheduler.check()
+
+
+def test_a_stop_string_frees_the_blocks_at_once_too(slow: Running) -> None:
+    before = slow.serving.engine.engine.counts.steps
+    answer = slow.completion(prompt="abcdefgh", max_tokens=400, temperature=0, stop="d").json()
+    assert answer["choices"][0]["text"] == "abc"
+    assert slow.serving.engine.engine.counts.steps - before <= 8
+    assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
+
+
+def test_a_stream_that_breaks_says_so_in_an_event_and_ends() -> None:
+    with running(executor=EchoingExecutor(fails_at=3)) as server:
+        whole = server.completion(prompt="abcdefgh", temperature=0)
+        assert whole.status_code == 500 and whole.json()["error"]["code"] == ENGINE_FAILED
+        streamed = server.completion(prompt="abcdefgh", temperature=0, stream=True)
+        events = streamed.text.split("\n\n")
+        assert streamed.status_code == 200 and events[-2:] == ["data: [DONE]", ""]
+        assert json.loads(events[-3].removeprefix("data: "))["error"]["code"] == ENGINE_FAILED
+        assert server.metric('headrace_answers_total{model_name="echo",reason="error"}') == 2
 
 
 # Load ---------------------------------------------------------------------------------------------------------

@@ -84,6 +84,7 @@ class Answer:
     text: AnswerText
     echo: Echo | None = None
     num_preemptions: int = 0
+    has_failed: bool = False  # the engine's fault
     first_us: int | None = None
     last_us: int | None = None
     gaps_us: list[int] = field(default_factory=list)  # between deliveries, whatever number of tokens each had
@@ -129,6 +130,7 @@ class Answer:
         if self.ending is not None:
             return []  # a stop string ended it before
         if event.reason is FinishReason.ERROR:
+            self.has_failed = True
             raise RequestError(event.message, None, ENGINE_FAILED)
         if event.reason is FinishReason.CANCELLED:
             raise RequestError(CUT_OFF, None, SHUTTING_DOWN)

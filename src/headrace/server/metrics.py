@@ -84,7 +84,7 @@ class RequestMetrics:
             self.itl.observe(gap_us / 1e6)
         ledger = answer.ledger
         if ledger is None or answer.ending is None:
-            self.answers["abort"] += 1
+            self.answers["error" if answer.has_failed else "abort"] += 1
             return
         self.answers[answer.ending.reason] += 1
         if ledger.is_first_of_prompt:

@@ -108,7 +108,7 @@ class Prompts:
         if unused := [name for name in conversation.template_kwargs if name not in template.variables]:
             uses = ", ".join(sorted(template.variables)) or "none"
             raise RequestError(
-                f"chat_template_kwargs has {printable(unused[0])!r}; the model's template does not use that, but {uses}",
+                f"chat_template_kwargs has {printable(unused[0])!r}; the model's template uses {uses}",
                 "chat_template_kwargs",
             )
         messages = conversation.messages

@@ -1,0 +1,62 @@
+"""Where tokenizing happens, and what is refused before it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from echoing import Running, running
+
+from headrace.server.limits import INLINE_CHARS
+from headrace.text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def threads_of_encode(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that tokenized, each time."""
+    names: list[str] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        names.append(threading.current_thread().name)
+        time.sleep(0.3 if len(text) > INLINE_CHARS else 0)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    return names
+
+
+def test_short_texts_are_tokenized_at_once_and_long_ones_on_other_threads(
+    server: Running, threads_of_encode: list[str]
+) -> None:
+    server.client.post("/tokenize", json={"content": "a" * INLINE_CHARS})
+    server.client.post("/tokenize", json={"content": "a" * (INLINE_CHARS + 1)})
+    short, long = threads_of_encode
+    assert not short.startswith("headrace-encoder") and long.startswith("headrace-encoder")
+
+
+def test_others_are_served_while_a_long_text_is_tokenized(server: Running, threads_of_encode: list[str]) -> None:
+    thread = threading.Thread(target=server.completion, kwargs={"prompt": "the " * 3000, "max_tokens": 1})
+    thread.start()
+    while not threads_of_encode:
+        time.sleep(0.001)
+    began = time.monotonic()
+    assert server.client.get("/health").status_code == 200
+    assert time.monotonic() - began < 0.2
+    thread.join()
+
+
+def test_of_a_text_that_cannot_fit_only_the_beginning_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    encode = Tokenizer.encode
+
+    def watched(self: Tokenizer, text: str, **options: Any) -> list[int]:
+        seen.append(len(text))
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", watched)
+    with running() as server:
+        assert server.completion(prompt="no " * 100_000).status_code == 400
+        assert max(seen) < 20_000
