@@ -175,6 +175,14 @@ def test_a_template_knows_the_names_of_the_models_tokens(tiny_tokenizer: Tokeniz
     assert encode_chat(tiny_tokenizer, template, [user("x")])[0::2] == [1, 2]
 
 
+def test_a_template_names_the_variables_that_a_request_may_set() -> None:
+    template = ChatTemplate(
+        "{% set x = 1 %}{{ x }}{% for m in messages %}{{ m }}{% endfor %}{{ bos_token }}{{ range(1) }}"
+        "{% if enable_thinking %}{{ documents }}{% endif %}{{ namespace() }}{{ raise_exception }}"
+    )
+    assert template.variables == {"enable_thinking", "documents"}
+
+
 def test_variables_of_a_request_reach_the_template_but_cannot_replace_its_own(tiny_tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ enable_thinking | default('unset') }}")
     assert render_chat(tiny_tokenizer, template, [], extra={"enable_thinking": False}) == "False"

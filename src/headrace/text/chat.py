@@ -60,13 +60,13 @@ class ChatTemplate:
         self._environment = TemplateEnvironment(now)
         try:
             self._template = self._environment.from_string(source)
+            used = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"{name}, line {error.lineno}: {error.message}") from error
         except Exception as error:  # nesting too deep for Jinja's or Python's compiler, and what else they may raise
             raise ModelError(f"{name} cannot be compiled: {type(error).__name__}: {error}") from error
         self.source = source
-        declared = jinja2.meta.find_undeclared_variables(self._environment.parse(source))
-        self.variables = frozenset(declared) - _OWN_VARIABLES  # what `chat_template_kwargs` can set
+        self.variables = frozenset(used - _OWN_VARIABLES - self._environment.globals.keys())  # for `extra` to set
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The template's text; RequestError if it does not take the variables, or takes more than it may."""
