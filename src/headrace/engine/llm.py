@@ -154,10 +154,12 @@ class LLM:
         num_given = 0
         self._submit([one])
         try:
-            while one.finished is None:
-                self._step()
-                yield from filter(None, one.pieces[num_given:])
-                num_given = len(one.pieces)
+            while one.finished is None or num_given < len(one.pieces):
+                if num_given == len(one.pieces):
+                    self._step()
+                fresh = one.pieces[num_given:]
+                num_given += len(fresh)  # before the yield: while it is out, another stream's steps may add pieces
+                yield from filter(None, fresh)
         finally:
             self._withdraw([one])
         _completed(one)

@@ -1,0 +1,236 @@
+"""The engine's loop and its thread: what one request suffers never reaches another, and nothing is lost at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from dataclasses import dataclass, field
+
+import pytest
+
+from fake_executor import FakeExecutor, solo_answer
+from headrace.engine.engine import Delivery, Engine, EngineThread, Rejected
+from headrace.run.isolate import run_isolated
+from headrace.sched import FCFS, Scheduler
+from headrace.types import (
+    Event,
+    Finished,
+    FinishReason,
+    KVGroup,
+    KVKind,
+    Limits,
+    Request,
+    SamplingParams,
+    StepPlan,
+    StepResult,
+    Tokens,
+)
+
+GROUPS = (KVGroup(KVKind.FULL, (0,), 1, 1),)
+LIMITS = Limits(max_seqs=8, max_step_tokens=16, max_len=64, block_size=4, num_blocks=(64,))
+
+
+class PoisonError(RuntimeError):
+    pass
+
+
+@dataclass
+class PoisonExecutor:
+    """Fails whenever the plan holds one of the poisoned requests."""
+
+    inner: FakeExecutor = field(default_factory=lambda: FakeExecutor(GROUPS, LIMITS.num_blocks, LIMITS.block_size))
+    poisoned: set[int] = field(default_factory=set)
+    fails_next: int = 0  # steps that fail whatever is in them
+
+    def run(self, plan: StepPlan, masks: object = None) -> StepResult:
+        if self.fails_next:
+            self.fails_next -= 1
+            raise PoisonError("a passing fault")
+        if self.poisoned & {request.id for request in plan.requests}:
+            raise PoisonError("a lasting fault")
+        return self.inner.run(plan)
+
+
+def make_engine(executor: PoisonExecutor) -> Engine:
+    return Engine(Scheduler(LIMITS, GROUPS, FCFS()), executor)
+
+
+def make_request(request_id: int, num_prompt: int = 5, max_tokens: int = 6) -> Request:
+    prompt = array("i", [(request_id * 7 + i) % 40 for i in range(num_prompt)])
+    return Request(request_id, prompt, SamplingParams(max_tokens=max_tokens, logprobs=0), seed=request_id)
+
+
+def run_out(engine: Engine) -> list[Event]:
+    events: list[Event] = []
+    for _ in range(200):
+        if not engine.has_work:
+            return events
+        events += engine.step()
+    raise AssertionError("the engine does not come to an end")
+
+
+def answer_of(events: list[Event], request_id: int) -> list[int]:
+    return [token for e in events if isinstance(e, Tokens) and e.request_id == request_id for token in e.tokens]
+
+
+def end_of(events: list[Event], request_id: int) -> Finished:
+    (end,) = [e for e in events if isinstance(e, Finished) and e.request_id == request_id]
+    return end
+
+
+def expected(request: Request) -> list[int]:
+    return solo_answer(request, GROUPS, LIMITS.max_len).tokens
+
+
+@pytest.fixture
+def executor() -> PoisonExecutor:
+    return PoisonExecutor()
+
+
+def test_a_request_that_makes_steps_fail_fails_alone(executor: PoisonExecutor) -> None:
+    executor.poisoned = {2}
+    engine = make_engine(executor)
+    requests = [make_request(i) for i in (1, 2, 3)]
+    for request in requests:
+        assert engine.add(request) is None
+    events = run_out(engine)
+    assert end_of(events, 2).reason is FinishReason.ERROR
+    assert "failed" in end_of(events, 2).message
+    for request in (requests[0], requests[2]):
+        assert answer_of(events, request.id) == expected(request)
+        assert end_of(events, request.id).reason is FinishReason.LENGTH
+    assert engine.counts.failed_steps == 1
+    assert engine.scheduler.num_free_blocks == LIMITS.num_blocks
+
+
+def test_a_passing_fault_costs_nobody_an_answer(executor: PoisonExecutor) -> None:
+    engine = make_engine(executor)
+    requests = [make_request(i, num_prompt=9) for i in (1, 2)]
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    executor.fails_next = 1
+    events = run_out(engine)
+    for request in requests:
+        assert answer_of(events, request.id)[-3:] == expected(request)[-3:]
+        assert end_of(events, request.id).reason is FinishReason.LENGTH
+
+
+def test_when_every_request_of_a_step_fails_the_engine_goes_on(executor: PoisonExecutor) -> None:
+    executor.poisoned = {1, 2}
+    engine = make_engine(executor)
+    engine.add(make_request(1))
+    engine.add(make_request(2, num_prompt=30))  # a middle chunk of a prompt fails too
+    events = run_out(engine)
+    assert {end_of(events, i).reason for i in (1, 2)} == {FinishReason.ERROR}
+    engine.add(make_request(3))
+    assert answer_of(run_out(engine), 3) == expected(make_request(3))
+
+
+def test_running_slices_one_by_one_gives_what_the_step_gives(executor: PoisonExecutor) -> None:
+    scheduler = Scheduler(LIMITS, GROUPS, FCFS())
+    for i in (1, 2, 3):
+        scheduler.add(make_request(i, num_prompt=4 + i))
+    plan = scheduler.plan(0)
+    assert plan is not None and plan.num_slices == 3
+    outcome = run_isolated(executor, plan)
+    assert outcome.failed == ()
+    assert outcome.result == executor.run(plan)
+
+
+def test_a_step_with_nothing_to_do_gives_nothing(executor: PoisonExecutor) -> None:
+    engine = make_engine(executor)
+    assert engine.step() == []
+    assert engine.counts.steps == 0
+
+
+# The thread ---------------------------------------------------------------------------------------------------
+
+
+class Deliveries:
+    """What the engine's thread delivered, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.all: list[Delivery] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, delivery: Delivery) -> None:
+        with self._changed:
+            self.all.append(delivery)
+            self._changed.notify_all()
+
+    def events(self) -> list[Event | Rejected]:
+        return [event for delivery in self.all for event in delivery.events]
+
+    def wait_for_ends(self, count: int) -> None:
+        def has_ended() -> bool:
+            return sum(isinstance(event, Finished | Rejected) for event in self.events()) >= count
+
+        with self._changed:
+            assert self._changed.wait_for(has_ended, timeout=10)
+
+
+def test_requests_from_many_threads_are_all_answered(executor: PoisonExecutor) -> None:
+    deliveries = Deliveries()
+    thread = EngineThread(make_engine(executor), deliveries)
+    thread.start()
+    requests = [make_request(i) for i in range(1, 25)]
+    senders = [
+        threading.Thread(target=lambda part=part: [thread.submit(request) for request in part])
+        for part in (requests[::3], requests[1::3], requests[2::3])
+    ]
+    for sender in senders:
+        sender.start()
+    deliveries.wait_for_ends(len(requests))
+    thread.stop()
+    for request in requests:
+        assert answer_of(deliveries.events(), request.id) == expected(request)
+
+
+def test_what_can_never_run_is_told_so(executor: PoisonExecutor) -> None:
+    deliveries = Deliveries()
+    thread = EngineThread(make_engine(executor), deliveries)
+    thread.start()
+    thread.submit(make_request(1, num_prompt=100))
+    deliveries.wait_for_ends(1)
+    thread.stop()
+    (rejected,) = deliveries.events()
+    assert isinstance(rejected, Rejected)
+    assert "100 tokens" in rejected.rejection.message
+
+
+def test_what_is_unfinished_when_the_thread_stops_is_told_so(executor: PoisonExecutor) -> None:
+    blocked, go = threading.Event(), threading.Event()
+    deliveries = Deliveries()
+    engine = make_engine(executor)
+
+    def slow_step(plan: StepPlan, masks: object = None) -> StepResult:
+        blocked.set()
+        go.wait(10)
+        return PoisonExecutor.run(executor, plan)
+
+    engine.executor = type("Slow", (), {"run": staticmethod(slow_step)})()
+    thread = EngineThread(engine, deliveries)
+    thread.start()
+    thread.submit(make_request(1, max_tokens=50))
+    assert blocked.wait(10)
+    stopper = threading.Thread(target=thread.stop)
+    stopper.start()
+    time.sleep(0.05)  # the stop is asked for while the step runs
+    go.set()
+    stopper.join(10)
+    assert not thread.is_alive
+    assert end_of(deliveries.events(), 1).reason is FinishReason.CANCELLED
+    assert engine.scheduler.num_free_blocks == LIMITS.num_blocks
+
+
+def test_an_idle_thread_uses_no_processor_time(executor: PoisonExecutor) -> None:
+    thread = EngineThread(make_engine(executor), Deliveries())
+    thread.start()
+    assert thread.is_idle()
+    before = time.process_time()
+    time.sleep(0.3)
+    used = time.process_time() - before
+    thread.stop()
+    assert used < 0.05

@@ -1,0 +1,123 @@
+"""The default model against figures that Hugging Face transformers computed in float32 (tools/golden.py).
+
+The one place where a fault that all of our own parts share would show.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from headrace import LLM, EngineConfig, SamplingParams
+from headrace.engine.config import BackendKind
+from headrace.engine.llm import Completion
+
+F64 = npt.NDArray[np.float64]
+
+GOLDEN = Path(__file__).parent / "golden"
+PROMPTS: list[dict[str, Any]] = json.loads((GOLDEN / "smollm2.json").read_text("utf-8"))["prompts"]
+
+MAX_LOGPROB_ERROR = 1e-3  # nat
+TOP = 20
+NUM_GREEDY = 64
+
+LOGPROB_STEPS = 2048  # tools/kl_reference.py
+KEPT_BY_BUCKETS = 0.87  # of the whole KL; measured there
+
+EXACT = {
+    "cpu": EngineConfig(is_exact=True, max_len=4096),
+    "reference": EngineConfig(is_exact=True, max_len=4096, backend=BackendKind.REFERENCE, max_kv_bytes=1 << 30),
+}
+
+
+@pytest.fixture(scope="module", params=EXACT)
+def exact(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[list[Completion]]:
+    """Every golden prompt, scored and continued greedily in f32 throughout."""
+    params = SamplingParams(temperature=0, max_tokens=NUM_GREEDY, ignore_eos=True, logprobs=TOP, prompt_logprobs=TOP)
+    with LLM(smollm2_path, EXACT[request.param]) as llm:
+        yield llm.generate([prompt["ids"] for prompt in PROMPTS], params)
+
+
+def test_there_are_prompts_of_every_kind() -> None:
+    assert len(PROMPTS) >= 12
+    assert max(len(prompt["ids"]) for prompt in PROMPTS) > 2000
+
+
+def test_logprobs_are_those_of_transformers(exact: list[Completion]) -> None:
+    worst = 0.0
+    for prompt, completion in zip(PROMPTS, exact, strict=True):
+        # The row after the prompt's token i predicts token i + 1; after the last one comes the first of the answer.
+        rows = [*(completion.prompt_logprobs or ()), *(completion.logprobs or ())]
+        for position, ids, logprobs in zip(prompt["positions"], prompt["top_ids"], prompt["top_logprobs"], strict=True):
+            ours = dict(zip(rows[position].top_ids, rows[position].top_logprobs, strict=True))
+            # Tokens of nearly the same logprob may change places at the end of the list.
+            missing = [logprob for token, logprob in zip(ids, logprobs, strict=True) if token not in ours]
+            assert all(abs(logprob - logprobs[-1]) < 2 * MAX_LOGPROB_ERROR for logprob in missing)
+            errors = [abs(ours[token] - logprob) for token, logprob in zip(ids, logprobs, strict=True) if token in ours]
+            worst = max(worst, *errors)
+    assert worst <= MAX_LOGPROB_ERROR
+
+
+def test_greedy_tokens_are_those_of_transformers(exact: list[Completion]) -> None:
+    for prompt, completion in zip(PROMPTS, exact, strict=True):
+        assert list(completion.tokens) == prompt["greedy"], prompt["name"]
+        logprobs = [one.logprob for one in completion.logprobs or ()]
+        assert np.abs(np.array(logprobs) - prompt["greedy_logprobs"]).max() <= MAX_LOGPROB_ERROR
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Per position: KL divergence (bucketed), whether the best tokens agree, the reference's margin between its two."""
+
+    kl: F64
+    agrees: npt.NDArray[np.bool_]
+    margin: F64
+
+    def agreement(self, margin: float) -> float:
+        return float(self.agrees[self.margin >= margin].mean())
+
+
+def compare(llm: LLM) -> Comparison:
+    """Our distributions at every position of the reference texts, over the reference's best tokens and a rest."""
+    golden = np.load(GOLDEN / "smollm2_kl.npz")
+    top_ids = golden["top_ids"].astype(np.int64)
+    reference = golden["top_logprobs"].astype(np.float64) / -LOGPROB_STEPS
+    bounds = golden["offsets"]
+    texts = [golden["tokens"][a:b].tolist() for a, b in itertools.pairwise(bounds)]
+    num_top = top_ids.shape[1]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=num_top, prompt_logprobs=num_top, ignore_eos=True)
+    rows = [
+        row
+        for completion in llm.generate(texts, params)
+        for row in (*(completion.prompt_logprobs or ()), *(completion.logprobs or ()))
+    ]
+    kl = np.zeros(len(rows))
+    for i, row in enumerate(rows):
+        ours = dict(zip(row.top_ids, row.top_logprobs, strict=True))
+        # A token among the reference's best that is not among ours joins the rest on both sides: still a lower bound.
+        known = [j for j, token in enumerate(top_ids[i].tolist()) if token in ours]
+        p = reference[i, known]
+        q = np.array([ours[int(top_ids[i, j])] for j in known])
+        p_rest, q_rest = max(1 - np.exp(p).sum(), 1e-9), max(1 - np.exp(q).sum(), 1e-9)
+        kl[i] = (np.exp(p) * (p - q)).sum() + p_rest * np.log(p_rest / q_rest)
+    agrees = np.array([row.top_ids[0] for row in rows]) == top_ids[:, 0]
+    return Comparison(kl, agrees, reference[:, 0] - reference[:, 1])
+
+
+def test_the_fast_path_stays_close_to_transformers(smollm2_path: Path) -> None:
+    """8-bit activations with one scale per 32 inputs, bf16 keys and values: how the default model is served."""
+    with LLM(smollm2_path, EngineConfig(max_len=4096)) as llm:
+        found = compare(llm)
+    assert len(found.kl) >= 3000
+    assert found.kl.mean() <= 0.005 * KEPT_BY_BUCKETS
+    assert found.agreement(0.0) >= 0.95
+    assert found.agreement(0.1) >= 0.985
+    assert found.agreement(0.3) >= 0.998
