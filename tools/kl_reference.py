@@ -27,9 +27,9 @@ import torch  # type: ignore[import-not-found]
 from oracle import check_is_smollm2, load_model, load_tokenizer
 from transformers.models.llama import modeling_llama  # type: ignore[import-not-found]
 
-TOP = 64
+TOP = 32
 LOGPROB_STEPS = 2048  # rounding is at most 0.00025 nat, without bias; 16 bits reach down to -32 nat
-NUM_SAMPLED = 160
+NUM_SAMPLED = 240
 SEED = 20240314
 GROUP = 32  # inputs that share a scale of 8-bit activations
 ROOT = Path(__file__).parent.parent
@@ -42,6 +42,30 @@ QUESTIONS = (
     "Wie koche ich ein weiches Ei?",
     "My neighbour plays loud music at night. Write a polite note to them.",
     "What is 17 times 23? Show the steps.",
+    "How does a heat pump work?",
+    "Summarise the causes of the First World War.",
+    "Write a SQL query that finds customers without orders.",
+    "Give me a recipe for lentil soup.",
+    "What is the difference between weather and climate?",
+    "Write a short dialogue between a cat and a dog.",
+    "How do I reverse a linked list in C?",
+    "Explain photosynthesis to a child.",
+    "Draft an e-mail asking for a day off.",
+    "What are the planets of the solar system, in order?",
+    "Rewrite politely: 'Send me the report now.'",
+    "List five tips for better sleep.",
+    "What does the word 'ephemeral' mean? Use it in a sentence.",
+    "Write a haiku about autumn and explain it.",
+    "How can I remove a red wine stain?",
+    "Compare trains and aeroplanes for a journey of 600 km.",
+    "Write a bash command that counts the lines of all text files.",
+    "Who was Marie Curie?",
+    "Plan a week of exercise for a beginner.",
+    "What is inflation and who is hurt by it?",
+    "Translate 'good morning, how are you?' into French, Spanish and German.",
+    "Describe a walk through a forest after rain.",
+    "Solve 3x + 7 = 22 and explain each step.",
+    "Give pros and cons of working from home.",
 )
 
 Logits = Any  # a torch.Tensor [tokens, vocabulary]
