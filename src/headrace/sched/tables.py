@@ -5,13 +5,14 @@ Owns the pools. Refuses to know budgets, orders and which sequence deserves a bl
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterable
 
 from headrace.sched.blocks import NO_BLOCK, BlockPool
 from headrace.sched.sequence import Sequence
 from headrace.types import InvariantError, KVGroup, KVKind
+
+UNBOUNDED = 2**62  # tokens: the window of a group that keeps all, more than any sequence can have
 
 
 class BlockTables:
@@ -25,7 +26,7 @@ class BlockTables:
         self._block_size = block_size
         self._is_caching = is_caching
         self._pools = tuple(BlockPool(count, block_size) for count in num_blocks)
-        self._windows = tuple(group.window if group.kind is KVKind.WINDOW else sys.maxsize for group in groups)
+        self._windows = tuple(group.window if group.kind is KVKind.WINDOW else UNBOUNDED for group in groups)
         self._window_groups = tuple(g for g, group in enumerate(groups) if group.kind is KVKind.WINDOW)
         # Blocks that window + 1 positions can touch at most; no more than that is live while tokens come one by one.
         self._spans = tuple(
@@ -44,7 +45,7 @@ class BlockTables:
     def max_tokens(self) -> int:
         """The longest sequence that can run when it has every block to itself."""
         return min(
-            sys.maxsize if pool.num_blocks > -(-window // self._block_size) else pool.num_blocks * self._block_size
+            UNBOUNDED if pool.num_blocks > -(-window // self._block_size) else pool.num_blocks * self._block_size
             for pool, window in zip(self._pools, self._windows, strict=True)
         )
 
@@ -123,7 +124,7 @@ class BlockTables:
             end = index + 1
             if all(run >= end - self._first_kept(g, end * self._block_size) for g, run in enumerate(runs)):
                 longest = end
-            elif any(run < end for run, window in zip(runs, self._windows, strict=True) if window == sys.maxsize):
+            elif any(run < end for run, window in zip(runs, self._windows, strict=True) if window == UNBOUNDED):
                 break
         return longest
 
