@@ -175,6 +175,17 @@ def test_an_idle_engine_is_healthy_however_long_ago_its_last_step_was(monkeypatc
         assert server.client.get("/health").status_code == 200
 
 
+def test_a_first_step_after_a_long_rest_is_no_sign_of_ill_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "STALL_S", 0.3)
+    with running() as server:
+        server.completion(prompt="Hi", max_tokens=1)
+        time.sleep(0.4)
+        server.executor.stuck.set()
+        with raw_request(server, prompt="Ho", max_tokens=3):
+            wait_for(lambda: server.admission.oldest_us is not None)
+            assert server.client.get("/health").status_code == 200
+
+
 def test_health_says_when_the_engines_thread_has_ended() -> None:
     with running() as server:
         server.serving.engine._thread.stop()

@@ -62,4 +62,5 @@ class Admission:
     def end_all(self) -> None:
         """Tell every answer under way that it ends here, and why."""
         for stream in self._streams.values():
+            stream.cancel()
             stream.put(RequestError(CUT_OFF, None, SHUTTING_DOWN))

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from headrace.server.admission import Admission
 from headrace.server.answer import Answer, Delta, Echo, Ledger
 from headrace.server.metrics import RequestMetrics
-from headrace.server.openai.requests import ChatRequest, CompletionRequest, Generation
+from headrace.server.openai.requests import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest, Generation
 from headrace.server.prompts import Prompt, Prompts
 from headrace.server.serving import Serving
 from headrace.text.answer import AnswerText, TextOptions
@@ -43,8 +43,13 @@ class Generator:
         with self.admission.places(len(request.prompts) * generation.n):
             answers = []
             for i, prompt in enumerate(await self.prompts.of_completion(request)):
-                fitted = self._fitted(generation, prompt, is_default_length=request.has_default_length)
+                params = self.prompts.fitted(
+                    generation.params, prompt, default=DEFAULT_COMPLETION_TOKENS if request.has_default_length else None
+                )
                 echo = self._echo(prompt) if request.is_echoed else None
+                if echo is not None:
+                    params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
+                fitted = dataclasses.replace(generation, params=params)
                 answers += self._answers(fitted, prompt, i * generation.n, arrival_us, echo)
             async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
                 async for item in items:
@@ -54,16 +59,12 @@ class Generator:
         """The choices of the next message."""
         with self.admission.places(request.generation.n):
             prompt = await self.prompts.of_chat(request.conversation)
-            fitted = self._fitted(request.generation, prompt, is_default_length=False)
+            params = self.prompts.fitted(request.generation.params, prompt)
+            fitted = dataclasses.replace(request.generation, params=params)
             answers = self._answers(fitted, prompt, 0, arrival_us, None)
             async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
                 async for item in items:
                     yield item
-
-    def _fitted(self, generation: Generation, prompt: Prompt, *, is_default_length: bool) -> Generation:
-        params = self.prompts.fitted(generation.params, prompt, is_default_length=is_default_length)
-        seed = secrets.randbits(64) if generation.seed is None else generation.seed
-        return dataclasses.replace(generation, params=params, seed=seed)
 
     def _echo(self, prompt: Prompt) -> Echo:
         """The prompt as the client wrote it: without the BOS that only we put there."""
@@ -80,8 +81,7 @@ class Generator:
     ) -> list[Answer]:
         """The n answers to one prompt; their indices begin at `index`, their randomness differs by the choice alone."""
         params = generation.params
-        if echo is not None:
-            params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
+        seed = secrets.randbits(64) if generation.seed is None else generation.seed
         end_ids = frozenset() if params.ignore_eos else self.serving.end_ids
         stop_ids = end_ids.union(params.stop_token_ids)
         options = TextOptions(
@@ -98,7 +98,7 @@ class Generator:
                     id=self.serving.engine.next_id(),
                     prompt=prompt.ids,
                     params=params,
-                    seed=generation.seed or 0,
+                    seed=seed,
                     stop_ids=stop_ids,
                     choice=choice,
                     cache_salt=generation.cache_salt,

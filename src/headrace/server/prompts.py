@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from headrace.server.limits import INLINE_CHARS
 from headrace.server.openai.errors import printable
-from headrace.server.openai.requests import DEFAULT_COMPLETION_TOKENS, CompletionRequest, Conversation
+from headrace.server.openai.requests import CompletionRequest, Conversation
 from headrace.server.serving import Serving
 from headrace.text.chat import ChatOptions, ChatTemplate, Message, encode_chat, render_chat
 from headrace.types import RequestError, SamplingParams
@@ -50,6 +50,8 @@ class Prompts:
                 await self._refuse_if_hopeless(prompt, "prompt")
                 ids = await self.encode(prompt, add_special=request.add_special, parse_special=request.parse_special)
                 prompts.append(Prompt(array("i", ids), prompt))
+            elif len(prompt) > self.serving.max_len:
+                raise _too_long(f"the prompt has {len(prompt):,} tokens", self.serving.max_len)
             else:
                 prompts.append(Prompt(checked_ids(prompt, self.serving.vocab_size, "prompt"), None))
         return prompts
@@ -60,20 +62,23 @@ class Prompts:
             await self._refuse_if_hopeless(message["content"], "messages")
         template, messages, options = self._for_template(conversation)
         encode = functools.partial(encode_chat, self.serving.tokenizer, template, messages, **options)
-        return Prompt(array("i", await self._run(conversation.num_chars, encode)), None)
+        return Prompt(array("i", await self._run(conversation.num_bytes, encode)), None)
 
     async def rendered(self, conversation: Conversation) -> str:
         """The conversation's text, as the template writes it."""
         template, messages, options = self._for_template(conversation)
         render = functools.partial(render_chat, self.serving.tokenizer, template, messages, **options)
-        return await self._run(conversation.num_chars, render)
+        return await self._run(conversation.num_bytes, render)
 
     async def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         encode = self.serving.tokenizer.encode
         return await self._run(len(text), lambda: encode(text, add_special=add_special, parse_special=parse_special))
 
-    def fitted(self, params: SamplingParams, prompt: Prompt, *, is_default_length: bool) -> SamplingParams:
-        """`params` with a max_tokens that the context has room for; RequestError with the numbers if it has not."""
+    def fitted(self, params: SamplingParams, prompt: Prompt, *, default: int | None = None) -> SamplingParams:
+        """`params` with a max_tokens that the context has room for; RequestError with the numbers if it has not.
+
+        Where max_tokens was left out it is the room that is left, or `default` if that is less.
+        """
         num_prompt, max_len = len(prompt.ids), self.serving.max_len
         if num_prompt == 0:
             raise RequestError("the prompt has no tokens; it must have at least 1", "prompt")
@@ -90,8 +95,7 @@ class Prompts:
                 "context_length_exceeded",
             )
         if asked is None:
-            length = min(DEFAULT_COMPLETION_TOKENS, room) if is_default_length else room
-            params = dataclasses.replace(params, max_tokens=length)
+            params = dataclasses.replace(params, max_tokens=room if default is None else min(default, room))
         params.check_vocabulary(self.serving.vocab_size)
         return params
 

@@ -28,12 +28,13 @@ class TextEndpoints:
 
     async def tokenize(self, http: Request) -> Response:
         """llama.cpp's `content` adds no BOS by default, vLLM's `prompt` does; `messages` go through the template."""
-        body: TokenizeBody = decode(await read_body(http), TokenizeBody)
+        content = await read_body(http)
+        body: TokenizeBody = decode(content, TokenizeBody)
         check_model(self.serving, body.model)
         if sum(source is not None for source in (body.content, body.prompt, body.messages)) != 1:
             raise RequestError("give one of content, prompt and messages", "prompt")
         if body.messages is not None:
-            tokens = list((await self.prompts.of_chat(conversation_of(body))).ids)
+            tokens = list((await self.prompts.of_chat(conversation_of(body, len(content)))).ids)
         else:
             tokens = await self._encode(body)
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": self.serving.max_len})
@@ -48,9 +49,10 @@ class TextEndpoints:
 
     async def apply_template(self, http: Request) -> Response:
         """The prompt that the template writes for messages."""
-        body: TemplateBody = decode(await read_body(http), TemplateBody)
+        content = await read_body(http)
+        body: TemplateBody = decode(content, TemplateBody)
         check_model(self.serving, body.model)
-        return json_response({"prompt": await self.prompts.rendered(conversation_of(body))})
+        return json_response({"prompt": await self.prompts.rendered(conversation_of(body, len(content)))})
 
     async def _encode(self, body: TokenizeBody) -> list[int]:
         is_vllm = body.prompt is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,3 +112,9 @@ def test_every_applied_field_is_decoded_and_every_decoded_field_is_in_the_table(
 ) -> None:
     applied = {name for name, field in table.items() if field.use is Use.APPLIED}
     assert applied == set(body.__struct_fields__)
+
+
+@pytest.mark.parametrize(("api", "name", "field"), ROWS)
+def test_the_documentation_names_every_field(api: str, name: str, field: Field) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
+    assert f"`{name}`" in page

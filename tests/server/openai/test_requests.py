@@ -164,6 +164,7 @@ def test_top_k_of_zero_and_minus_one_are_off(top_k: int) -> None:
         ("logprobs", 2_000_000_000),
         ("logprobs", -1),
         ("logit_bias", {"5": 101}),
+        ("logit_bias", {str(i): 1 for i in range(2000)}),
         ("seed", 2**64),
         ("seed", -(2**63) - 1),
         ("n", 0),

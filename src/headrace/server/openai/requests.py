@@ -37,7 +37,7 @@ from headrace.server.openai.bodies import (
 )
 from headrace.server.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from headrace.text.stops import check_stops
-from headrace.types import RequestError, SamplingParams
+from headrace.types import MAX_LOGIT_BIAS, RequestError, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions; a chat's default is the room that is left
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -78,10 +78,7 @@ class Conversation:
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    @property
-    def num_chars(self) -> int:
-        return sum(len(message["content"]) for message in self.messages)
+    num_bytes: int = dataclasses.field(default=0, compare=False)  # of the body: how long the template may take with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +114,14 @@ def chat_request(body: bytes, defaults: SamplingParams) -> ChatRequest:
     unheeded = read_fields(body, CHAT_FIELDS)
     typed: ChatBody = decode(body, ChatBody)
     _check_format(typed)
-    conversation = conversation_of(typed)
+    conversation = conversation_of(typed, len(body))
     unheeded = dataclasses.replace(unheeded, unknown=unheeded.unknown + unknown_in_messages(body))
     params = _sampling(typed, defaults, _chat_length(typed), _chat_logprobs(typed))
     return ChatRequest(_generation(typed, params, unheeded), conversation)
 
 
-def conversation_of(body: ChatBody | TemplateBody | TokenizeBody) -> Conversation:
-    """The messages of a body, checked."""
+def conversation_of(body: ChatBody | TemplateBody | TokenizeBody, num_bytes: int) -> Conversation:
+    """The messages of a body of so many bytes, checked."""
     if not body.messages:
         raise RequestError("messages is empty; at least one message is needed", "messages")
     if len(body.messages) > MAX_MESSAGES:
@@ -148,6 +145,7 @@ def conversation_of(body: ChatBody | TemplateBody | TokenizeBody) -> Conversatio
         add_generation_prompt=body.add_generation_prompt is not False and not is_continued,
         continue_final_message=is_continued,
         template_kwargs=kwargs,
+        num_bytes=num_bytes,
     )
 
 
@@ -190,6 +188,10 @@ def _sampling(
     if body.top_k is not None:
         given["top_k"] = 0 if body.top_k == -1 else body.top_k  # vLLM's off is -1, others' is 0
     if body.logit_bias is not None:
+        if len(body.logit_bias) > MAX_LOGIT_BIAS:  # before they are sorted: there may be a million
+            raise RequestError(
+                f"logit_bias has {len(body.logit_bias)} entries; at most {MAX_LOGIT_BIAS} are allowed", "logit_bias"
+            )
         given["logit_bias"] = tuple(sorted(body.logit_bias.items()))
     if body.stop_token_ids is not None:
         given["stop_token_ids"] = tuple(dict.fromkeys(body.stop_token_ids))

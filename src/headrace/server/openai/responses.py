@@ -48,8 +48,6 @@ class Envelope:
 class Completions:
     """The shapes of /v1/completions."""
 
-    id_prefix = "cmpl"
-
     def __init__(self, envelope: Envelope, tokenizer: Tokenizer) -> None:
         self._envelope = envelope
         self._tokenizer = tokenizer
@@ -100,8 +98,6 @@ class Completions:
 
 class Chats:
     """The shapes of /v1/chat/completions."""
-
-    id_prefix = "chatcmpl"
 
     def __init__(self, envelope: Envelope, tokenizer: Tokenizer) -> None:
         self._envelope = envelope
