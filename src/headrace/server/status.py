@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +13,8 @@ from headrace.server.openai.errors import Refusal
 from headrace.server.serving import Serving
 from headrace.server.wire import json_response, refusal_response
 from headrace.types import RequestError
+
+TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class StatusEndpoints:
         return json_response({"version": self.serving.version})
 
     async def metrics(self, http: Request) -> Response:
-        return Response(self.page.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+        return Response(self.page.render(), headers={"content-type": TEXT_FORMAT})
 
     async def not_served(self, http: Request) -> Response:
         raise RequestError(f"{http.url.path} is not implemented by this server", None, "not_implemented")
