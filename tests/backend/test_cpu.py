@@ -183,6 +183,20 @@ def test_integer_paths_give_the_same_bits_on_every_instruction_set(two_threads: 
         assert_same(other, first)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_largest_step_that_memory_was_taken_for_runs(isa: str, two_threads: _core.ThreadPool) -> None:
+    spec = TinySpec("q8_0", num_heads=3, num_kv_heads=3, head_dim=32)
+    bounds = StepBounds(max_tokens=37, max_rows=37, max_seqs=2, max_len=529)
+    backend = CpuBackend(spec.forward(), spec.weights(), bounds, pool=two_threads, isa=isa)
+    backend.load(num_blocks=36)
+    part = Part(tokens_of(spec, 529), 0, list(range(35, 1, -1)), num_rows=529, temperature=1.0)
+    one = Part([7], 0, [0])
+    # the last chunk ends at max_len and fills max_tokens beside another slice; the others split the context in two
+    assert_same(in_chunks(backend, part, 36, [one]), in_chunks(backend, part, 11))
+    with pytest.raises(ValueError, match="at most 529"):
+        backend.run(batch_of([replace(part, tokens=[1], start=529, num_rows=1)]))
+
+
 # Loading --------------------------------------------------------------------------------------------------------
 
 

@@ -85,6 +85,13 @@ def test_an_idle_pool_uses_no_cpu() -> None:
     pool.close()
 
 
+def test_the_callers_denormals_are_its_own_again_after_a_run() -> None:
+    pool = _core.ThreadPool(2)
+    packed_by(pool, VALUES)
+    assert np.float32(1e-40) * np.float32(0.5) != 0
+    pool.close()
+
+
 def test_a_closed_pool_refuses_work_and_can_be_closed_again() -> None:
     pool = _core.ThreadPool(2)
     pool.close()

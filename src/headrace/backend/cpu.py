@@ -94,11 +94,11 @@ class CpuBackend:
     def load(self, num_blocks: int) -> None:
         """Take the memory and pack the weights; afterwards no tensor of the model's files is referred to."""
         self._program.allocate()
-        self._store.allocate(num_blocks)
         while self._unpacked:
             weight, tensor = self._unpacked.pop()
             data = from_f32(tensor.to_f32(), FORMATS["f32"]).data if self._is_exact else tensor.data
             weight.pack(self._pool, data)
+        self._store.allocate(num_blocks)  # last: its pages are touched in the background from now on
 
     def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""
