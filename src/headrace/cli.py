@@ -7,6 +7,7 @@ HEADRACE_ISA (forces an instruction set).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -166,9 +167,10 @@ def _params(options: argparse.Namespace, default: SamplingParams) -> SamplingPar
     return dataclasses.replace(default, **given)
 
 
-def _template(options: argparse.Namespace, loaded: Loaded) -> ChatTemplate | None:
+def _template(options: argparse.Namespace) -> ChatTemplate | None:
+    """The operator's own, if there is one."""
     if options.chat_template is None:
-        return loaded.chat_template
+        return None
     try:
         return ChatTemplate(options.chat_template.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -188,28 +190,27 @@ def run_pull(options: argparse.Namespace) -> int:
 
 def run_serve(options: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    check_reach(options.host, options.api_key)
     began = time.perf_counter()
-    sock = bind(options.host, options.port)
-    path = hub.pull(options.model, options.cache_dir)
-    print(f"headrace {__version__}")
-    loaded = load(path, _config(options), on_ledger=_print_ledger)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.collect()
-    gc.freeze()
-    names = tuple(options.served_model_name or [_served_name(options.model, loaded.files)])
-    serving = _serving(loaded, names, _template(options, loaded), UnknownFields(options.unknown_fields))
-    access = Access.of(options.host, options.api_key, options.allowed_host)
-    admission = Admission()
-    try:
-        serve(
-            build_app(serving, access, admission),
-            admission,
-            sock,
-            on_ready=lambda: _print_ready(options, loaded, names[0], time.perf_counter() - began),
-        )
-    finally:
-        loaded.close()
+    check_reach(options.host, options.api_key)
+    template, config = _template(options), _config(options)
+    with contextlib.closing(bind(options.host, options.port)) as sock:
+        print(f"headrace {__version__}", flush=True)
+        loaded = load(hub.pull(options.model, options.cache_dir), config, on_ledger=_print_ledger)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        gc.collect()
+        gc.freeze()  # what was loaded lives as long as the server: no collection need look at it
+        names = tuple(options.served_model_name or [_served_name(options.model, loaded.files)])
+        serving = _serving(loaded, names, template, UnknownFields(options.unknown_fields))
+        admission = Admission()
+        app = build_app(serving, Access.of(options.host, options.api_key, tuple(options.allowed_host)), admission)
+
+        def on_ready() -> None:
+            host = f"[{options.host}]" if ":" in options.host else options.host
+            url = f"http://{host}:{sock.getsockname()[1]}"
+            _print_ready(url, loaded, names[0], time.perf_counter() - began, has_key=options.api_key is not None)
+
+        with contextlib.closing(loaded):
+            serve(app, admission, sock, on_ready)
     return 0
 
 
@@ -224,7 +225,7 @@ def _serving(
     return Serving(
         engine=AsyncEngine(loaded.engine),
         tokenizer=loaded.tokenizer,
-        chat_template=template,
+        chat_template=template or loaded.chat_template,
         model_names=names,
         max_len=loaded.limits.max_len,
         num_blocks=loaded.limits.num_blocks,
@@ -246,19 +247,18 @@ def _print_ledger(files: ModelFiles, ledger: Ledger) -> None:
     print("memory   " + ", ".join(f"{name} {mib(size)}" for name, size in ledger.rows()), flush=True)
 
 
-def _print_ready(options: argparse.Namespace, loaded: Loaded, name: str, seconds: float) -> None:
+def _print_ready(url: str, loaded: Loaded, name: str, seconds: float, *, has_key: bool) -> None:
     limits = loaded.limits
     stages = ", ".join(f"{stage} {taken:.2f}" for stage, taken in loaded.stages)
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    key = " -H 'Authorization: Bearer KEY'" if options.api_key else ""
+    key = " -H 'Authorization: Bearer KEY'" if has_key else ""
     print(f"device   {loaded.device}")
     print(
         f"limits   {limits.max_seqs} sequences of {limits.max_len:,} tokens, {limits.max_step_tokens} tokens a step, "
         f"{limits.num_blocks[0]:,} KV blocks of {limits.block_size} tokens"
     )
     print(f"start    {seconds:.2f} s: {stages}")
-    print(f"serving  http://{host}:{options.port} as {name}; try:\n")
-    print(f"curl http://{host}:{options.port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\")
+    print(f"serving  {url} as {name}; try:\n")
+    print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\")
     print(
         f"""  -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "What is gravity?"}}]}}'\n""",
         flush=True,
@@ -268,18 +268,17 @@ def _print_ready(options: argparse.Namespace, loaded: Loaded, name: str, seconds
 def run_generate(options: argparse.Namespace) -> int:
     with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
         params = _params(options, llm.loaded.defaults)
-        began, num_pieces = time.perf_counter(), 0
+        began, counts = time.perf_counter(), llm.loaded.engine.counts
         for piece in llm.stream(options.prompt, params):
-            num_pieces += 1
             print(piece, end="", flush=True)
         print()
-        print(f"{num_pieces} pieces in {time.perf_counter() - began:.2f} s on {llm.loaded.device}", file=sys.stderr)
+        print(f"{counts.steps} steps in {time.perf_counter() - began:.2f} s, {llm.loaded.device}", file=sys.stderr)
     return 0
 
 
 def run_chat(options: argparse.Namespace) -> int:
+    template = _template(options)
     with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
-        template = _template(options, llm.loaded)
         params = _params(options, llm.loaded.defaults)
         messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
         print(f"{llm.loaded.files.name} on {llm.loaded.device}. An empty line or Ctrl-D ends.", file=sys.stderr)
@@ -299,7 +298,3 @@ def _ask() -> str:
         return input("> ").strip()
     except EOFError:
         return ""
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The command line: what each command prints where, and how mistakes end."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from headrace import cli
+from tiny import write_tiny_llama_gguf
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_tiny_llama_gguf(path)
+    return path
+
+
+def run(*arguments: str) -> int:
+    return cli.main([*arguments, "--threads", "1"] if arguments[0] != "pull" else arguments)
+
+
+def test_generate_prints_the_text_alone_on_standard_output(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--model", str(tiny_gguf), "--temperature", "0", "--max-tokens", "8")
+    assert run("generate", *flags, "the man") == 0
+    first = capsys.readouterr()
+    assert run("generate", *flags, "the man") == 0
+    assert capsys.readouterr().out == first.out
+    assert len(first.out) > 1 and first.out.endswith("\n")
+    assert "8 steps in" in first.err
+
+
+def test_chat_answers_line_by_line_until_an_empty_one(
+    tiny_gguf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = iter(["the man", "and the house", ""])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    assert run("chat", "--model", str(tiny_gguf), "--temperature", "0", "--max-tokens", "4", "--system", "a") == 0
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+def test_pull_names_the_file_and_its_licence(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("pull", str(tiny_gguf)) == 0
+    printed = capsys.readouterr()
+    assert printed.out.strip() == str(tiny_gguf)
+    assert "licence" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "--model", "no-such-model", "x"], "there is no model 'no-such-model'"),
+        (["generate", "--model", "{tiny}", "--temperature", "-1", "x"], "temperature is -1.0; it must be at least 0"),
+        (["generate", "--model", "{tiny}", "--max-len", "100000", "x"], "made for at most 512 tokens"),
+        (["generate", "--model", "{tiny}", "--max-seqs", "0", "x"], "max_seqs is 0; it must be at least 1"),
+        (["generate", "--model", "{tiny}", "--isa", "vax", "x"], "no kernels for vax"),
+        (["generate", "--model", "{tiny}", "--max-kv-bytes", "1K", "x"], "lower --max-len or raise --max-kv-bytes"),
+        (["serve", "--model", "{tiny}", "--host", "0.0.0.0"], "needed: give --api-key KEY"),
+        (["serve", "--model", "{tiny}", "--chat-template", "/none", "--port", "0"], "--chat-template /none"),
+    ],
+)
+def test_a_mistake_ends_in_one_line_that_says_what_to_do(
+    tiny_gguf: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert run(*(argument.replace("{tiny}", str(tiny_gguf)) for argument in arguments)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("headrace: ") and message in error
+
+
+@pytest.mark.parametrize(("text", "size"), [("123", 123), ("4k", 4096), ("512M", 512 << 20), ("2G", 2 << 30)])
+def test_sizes_may_have_a_unit(text: str, size: int) -> None:
+    assert cli._size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "1.5G", "-1", "1T"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(Exception, match="is no size"):
+        cli._size(text)
+
+
+def test_serve_tells_what_it_loaded_answers_and_ends_on_sigterm(tiny_gguf: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "headrace", "serve", "--model", str(tiny_gguf), "--port", "0"]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:
+        try:
+            url = wait_for_url(log, server)
+            with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
+                assert json.load(answer)["data"][0]["id"] == "tiny"
+        finally:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+    told = log.read_text()
+    for part in ("licence", "KV cache", "tokens a step", "weights 0.", "curl http://127.0.0.1:"):
+        assert part in told
+
+
+def wait_for_url(log: Path, server: subprocess.Popen[bytes]) -> str:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and server.poll() is None:
+        if found := re.search(r"serving  (http://\S+)", log.read_text()):
+            return found[1]
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+def test_a_reader_that_leaves_early_is_no_error(tiny_gguf: Path) -> None:
+    command = [sys.executable, "-m", "headrace", "generate", "--model", str(tiny_gguf), "--max-tokens", "400"]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run([*command, "--temperature", "2", "a"], stdout=write_end, stderr=subprocess.PIPE, timeout=60)
+    os.close(write_end)
+    assert done.returncode == 141
+    assert b"Traceback" not in done.stderr
