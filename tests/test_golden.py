@@ -15,9 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from gguf_writer import gguf_bytes
 from headrace import LLM, EngineConfig, SamplingParams
 from headrace.engine.config import BackendKind
 from headrace.engine.llm import Completion
+from headrace.model.gguf import read_gguf
+from headrace.tensor import FORMATS, from_f32
 
 F64 = npt.NDArray[np.float64]
 
@@ -94,9 +97,9 @@ class Comparison:
         return float(self.agrees[self.margin >= margin].mean())
 
 
-def compare(llm: LLM) -> Comparison:
+def compare(llm: LLM, file: str) -> Comparison:
     """Our distributions at every position of the reference texts, over the reference's best tokens and a rest."""
-    golden = np.load(GOLDEN / "smollm2_kl.npz")
+    golden = np.load(GOLDEN / file)
     top_ids = golden["top_ids"].astype(np.int64)
     reference = golden["top_logprobs"].astype(np.float64) / -LOGPROB_STEPS
     bounds = golden["offsets"]
@@ -124,9 +127,27 @@ def compare(llm: LLM) -> Comparison:
 def test_the_fast_path_stays_close_to_transformers(smollm2_path: Path) -> None:
     """8-bit activations with one scale per 32 inputs, bf16 keys and values: how the default model is served."""
     with LLM(smollm2_path, EngineConfig(max_len=4096)) as llm:
-        found = compare(llm)
+        found = compare(llm, "smollm2_kl.npz")
     assert len(found.kl) >= 3000
     assert found.kl.mean() <= 0.005 * KEPT_BY_BUCKETS
     assert found.agreement(0.0) >= 0.95
     assert found.agreement(0.1) >= 0.985
     assert found.agreement(0.3) >= 0.998
+
+
+def test_bf16_weights_stay_closer_still(smollm2_path: Path, tmp_path: Path) -> None:
+    """The same model with its matrices rounded to bf16, against transformers on those very weights."""
+    file = read_gguf(smollm2_path)
+    tensors = {name: stored.tensor() for name, stored in file.tensors.items()}
+    rounded = {
+        name: from_f32(tensor.to_f32(), FORMATS["bf16"]) if len(tensor.shape) == 2 else tensor
+        for name, tensor in tensors.items()
+    }
+    metadata = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in file.metadata.items()}
+    path = tmp_path / "bf16.gguf"
+    path.write_bytes(gguf_bytes(metadata, rounded))
+    with LLM(path, EngineConfig(max_len=4096)) as llm:
+        found = compare(llm, "smollm2_bf16_kl.npz")
+    assert len(found.kl) >= 3000
+    assert found.kl.mean() <= 0.0005 * KEPT_BY_BUCKETS
+    assert found.agreement(0.0) >= 0.99

@@ -1,6 +1,10 @@
 """Writes tests/golden/smollm2_kl.npz: next-token distributions of transformers (float32) over some 3,400 positions.
 
     python tools/kl_reference.py SmolLM2-135M-Instruct.Q4_1.gguf [--study]
+    python tools/kl_reference.py SmolLM2-135M-Instruct.Q4_1.gguf --bf16 [--study]
+
+The second form reads the tokens that the first one wrote, and writes smollm2_bf16_kl.npz: the same for the first
+NUM_BF16_TEXTS texts and the model whose matrices are rounded to bf16.
 
 The text is mixed: prose, code and ten languages (tools/texts), and answers that the model itself sampled. Stored
 are, per position, the TOP most likely next tokens with their logprobs, and the mass of all others in one bucket. With
@@ -18,6 +22,7 @@ bucket's mass. Row i is the distribution of the token after tokens[i].
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +36,7 @@ TOP = 32
 LOGPROB_STEPS = 2048  # rounding is at most 0.00025 nat, without bias; 16 bits reach down to -32 nat
 NUM_SAMPLED = 240
 SEED = 20240314
+NUM_BF16_TEXTS = 10  # over 3,000 positions
 GROUP = 32  # inputs that share a scale of 8-bit activations
 ROOT = Path(__file__).parent.parent
 TEXTS = ROOT / "tools" / "texts"
@@ -122,13 +128,25 @@ def bucketed_kl(reference: Logits, ours: Logits, top: int) -> Logits:
     return kl
 
 
-def perturb(model: Any) -> None:
-    """Make `model` compute roughly as the fast path does."""
+def round_matrices(model: Any) -> None:
+    """Make it the model that a BF16 file of it would hold."""
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.data.bfloat16().float()
 
-    def round_to_8_bits(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        groups = args[0].unflatten(-1, (-1, GROUP))
-        scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
-        return (((groups / scale).round() * scale).flatten(-2), *args[1:])
+
+def round_to_8_bits(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    groups = args[0].unflatten(-1, (-1, GROUP))
+    scale = groups.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
+    return (((groups / scale).round() * scale).flatten(-2), *args[1:])
+
+
+def round_to_bf16(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (args[0].bfloat16().float(), *args[1:])
+
+
+def perturb(model: Any, round_input: Any) -> None:
+    """Make `model` compute roughly as the fast path does."""
 
     def rotate(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         query, key = plain_rotate(*args, **kwargs)
@@ -136,16 +154,16 @@ def perturb(model: Any) -> None:
 
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
-            module.register_forward_pre_hook(round_to_8_bits)
+            module.register_forward_pre_hook(round_input)
         if name.endswith("v_proj"):
             module.register_forward_hook(lambda _module, _args, value: value.bfloat16().float())
     plain_rotate = modeling_llama.apply_rotary_pos_emb
     modeling_llama.apply_rotary_pos_emb = rotate
 
 
-def study(tokens: list[list[int]], rows: list[Logits], model: Any) -> None:
+def study(tokens: list[list[int]], rows: list[Logits], model: Any, round_input: Any) -> None:
     """Print the whole KL beside the bucketed ones, and how often the best token agrees, by the reference's margin."""
-    perturb(model)
+    perturb(model, round_input)
     columns: dict[str, list[Logits]] = {"whole": [], "16": [], "32": [], "64": [], "agrees": [], "margin": []}
     for ids, reference in zip(tokens, rows, strict=True):
         ours = log_probabilities(model, ids)
@@ -166,16 +184,23 @@ def study(tokens: list[list[int]], rows: list[Logits], model: Any) -> None:
 
 
 def main() -> None:
-    path = Path(sys.argv[1])
+    path, is_bf16 = Path(sys.argv[1]), "--bf16" in sys.argv[2:]
     check_is_smollm2(path)
     model, tokenizer = load_model(path), load_tokenizer(path)
+    golden = ROOT / "tests" / "golden"
     with torch.inference_mode():
-        tokens = texts(model, tokenizer)
+        if is_bf16:
+            round_matrices(model)
+            written = np.load(golden / "smollm2_kl.npz")
+            bounds = written["offsets"][: NUM_BF16_TEXTS + 1].tolist()
+            tokens = [written["tokens"][a:b].tolist() for a, b in itertools.pairwise(bounds)]
+        else:
+            tokens = texts(model, tokenizer)
         rows = [log_probabilities(model, ids) for ids in tokens]
-        write(ROOT / "tests" / "golden" / "smollm2_kl.npz", tokens, rows)
+        write(golden / ("smollm2_bf16_kl.npz" if is_bf16 else "smollm2_kl.npz"), tokens, rows)
         print(f"{sum(map(len, tokens))} positions in {len(tokens)} texts")
         if "--study" in sys.argv[2:]:
-            study(tokens, rows, model)
+            study(tokens, rows, model, round_to_bf16 if is_bf16 else round_to_8_bits)
 
 
 if __name__ == "__main__":
