@@ -13,4 +13,6 @@ from headrace.model import hub
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
     """The default model's GGUF file; pulled once, as `headrace serve` would."""
-    return hub.pull("smollm2-135m", hub.default_cache_dir(os.environ.get("HEADRACE_HOME")))
+    return hub.pull(
+        "smollm2-135m", hub.default_cache_dir(os.environ.get("HEADRACE_HOME"), os.environ.get("XDG_CACHE_HOME"))
+    )

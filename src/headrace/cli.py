@@ -1,7 +1,7 @@
 """The command line: serve, generate, chat and pull.
 
-Owns the flags, and is the one reader of the environment: HEADRACE_HOME (where models are kept), HEADRACE_API_KEY,
-HEADRACE_ISA (forces an instruction set).
+Owns the flags, and is the one reader of the environment: HEADRACE_HOME and XDG_CACHE_HOME (where models are
+kept), HEADRACE_API_KEY, HEADRACE_ISA (forces an instruction set).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _pull_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _cache_flag(parser: argparse.ArgumentParser) -> None:
-    home = hub.default_cache_dir(os.environ.get("HEADRACE_HOME"))
+    home = hub.default_cache_dir(os.environ.get("HEADRACE_HOME"), os.environ.get("XDG_CACHE_HOME"))
     parser.add_argument("--cache-dir", type=Path, default=home, help="where models are kept (also: HEADRACE_HOME)")
 
 

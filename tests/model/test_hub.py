@@ -272,6 +272,7 @@ def test_the_cache_is_where_it_is_said_to_be() -> None:
     assert hub.default_cache_dir("/models") == Path("/models")
     assert hub.default_cache_dir(None).parts[-2:] == (".cache", "headrace")
     assert hub.default_cache_dir("") == hub.default_cache_dir(None)
+    assert hub.default_cache_dir(None, "/cache") == Path("/cache/headrace")
 
 
 # The Hugging Face hub -------------------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class LLM:
         *,
         cache_dir: Path | None = None,
     ) -> None:
-        path = hub.pull(str(model), cache_dir or hub.default_cache_dir(None))
+        path = hub.pull(str(model), cache_dir or hub.default_cache_dir())
         self._loaded: Loaded = load(path, config or EngineConfig())
         self._engine = self._loaded.engine
         self._ids = itertools.count(1)

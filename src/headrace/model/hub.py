@@ -56,9 +56,11 @@ _REFERENCE = re.compile(
 _COMPLETE = ".complete"  # in a snapshot's folder: all of it is there; holds the commit
 
 
-def default_cache_dir(home: str | None) -> Path:
-    """The folder for models: `home` (what HEADRACE_HOME says) or one under the user's cache."""
-    return Path(home) if home else Path.home() / ".cache" / "headrace"
+def default_cache_dir(home: str | None = None, user_cache: str | None = None) -> Path:
+    """The folder for models: `home` (what HEADRACE_HOME says), or one in the user's cache (what XDG_CACHE_HOME says)."""
+    if home:
+        return Path(home)
+    return (Path(user_cache) if user_cache else Path.home() / ".cache") / "headrace"
 
 
 def pull(name: str, cache_dir: Path, progress: Progress | None = None) -> Path:
