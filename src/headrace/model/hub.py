@@ -57,7 +57,7 @@ _COMPLETE = ".complete"  # in a snapshot's folder: all of it is there; holds the
 
 
 def default_cache_dir(home: str | None = None, user_cache: str | None = None) -> Path:
-    """The folder for models: `home` (what HEADRACE_HOME says), or one in the user's cache (what XDG_CACHE_HOME says)."""
+    """The folder for models: `home` (HEADRACE_HOME), or one in the user's cache (`user_cache`: XDG_CACHE_HOME)."""
     if home:
         return Path(home)
     return (Path(user_cache) if user_cache else Path.home() / ".cache") / "headrace"
