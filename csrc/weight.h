@@ -1,9 +1,7 @@
 // What a program's operations point to: packed weights and the KV cache. Both know their size before they take memory.
 #pragma once
 
-#include <optional>
-#include <string_view>
-#include <utility>
+#include <cstddef>
 
 #include "kernels.h"
 #include "memory.h"
@@ -11,7 +9,7 @@
 
 namespace headrace {
 
-// A matrix [rows, cols] packed in tiles for the kernels, or (rows == 1, `is_vector`) f32 values that scale a row.
+// A matrix [rows, cols] packed in tiles for the kernels.
 class Weight {
 public:
     Weight(const Kernels& kernels, Format format, int rows, int cols)
