@@ -166,10 +166,15 @@ def test_a_hit_that_fills_a_window_pool_but_for_a_block_leaves_room_for_the_rest
 
 
 def test_blocks_that_fell_out_of_a_window_let_a_refused_request_in() -> None:
-    driver = Driver(limits(max_step_tokens=40, block_size=4, num_blocks=(9,)), (window_group(4),))
-    driver.add(request(1, 32), request(2, 12))
-    assert slice_ids(driver.step()) == [1]
-    assert slice_ids(driver.step()) == [1, 2]
+    driver = Driver(limits(block_size=4, num_blocks=(5,), lookahead=8), (window_group(4),))
+    driver.add(request(1, 4))
+    driver.step()
+    driver.step({1: [0] * 8})  # rejected, but their blocks stay
+    assert driver.scheduler.num_free_blocks == (1,)
+    driver.add(request(2, 8))
+    while slice_ids(driver.step()) == [1]:
+        pass
+    assert slice_ids(driver.plans[-1]) == [1, 2] and starts(driver.plans[-1])[1] == 12
 
 
 # Waiting for a prefix ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections.abc import Callable
 from dataclasses import astuple, dataclass
 
 from hypothesis import given, settings
@@ -110,7 +111,7 @@ def _random_drafts(rng: random.Random, driver: Driver, scenario: Scenario) -> di
     return drafts
 
 
-def run(scenario: Scenario) -> Driver:
+def run(scenario: Scenario, check_plan: Callable[[Driver, StepPlan], None] = lambda driver, plan: None) -> Driver:
     driver = Driver(scenario.limits, scenario.groups, scenario.order, has_prefix_cache=scenario.has_prefix_cache)
     rng = random.Random(scenario.seed)
     waiting = list(scenario.requests)
@@ -132,6 +133,7 @@ def run(scenario: Scenario) -> Driver:
             if rng.random() < 0.3:
                 cancel()
         elif (plan := driver.plan(_random_drafts(rng, driver, scenario))) is not None:
+            check_plan(driver, plan)
             if action == "add in step":
                 add()
             if action == "cancel in step":
@@ -143,6 +145,7 @@ def run(scenario: Scenario) -> Driver:
     while waiting:
         add()
     while (plan := driver.plan(_random_drafts(rng, driver, scenario))) is not None:
+        check_plan(driver, plan)
         driver.commit(plan)
         assert len(driver.plans) < 5000, "no progress"
     return driver
@@ -196,3 +199,38 @@ def test_a_sequence_is_preempted_only_for_one_before_it_in_the_order(scenario: S
     for plan, event in driver.preempted:
         rank = {request.id: scenario.order.rank(request, request.id) for request in scenario.requests}
         assert min(rank[other] for other in slice_ids(plan)) < rank[event.request_id]
+
+
+def _check_that_no_token_is_wasted(driver: Driver, plan: StepPlan) -> None:
+    """If the step is not full, who runs lacks nothing or a block, and who waits lacks a seat or blocks, or is led."""
+    scheduler, tables = driver.scheduler, driver.scheduler._tables
+    if plan.num_tokens == driver.limits.max_step_tokens:
+        return
+    running = scheduler._running
+    for seq in running:
+        lacks_block = seq.num_computed + seq.num_in_flight == seq.num_slots and not tables.min_free()
+        assert seq.num_in_flight >= seq.num_wanted or lacks_block
+    if len(running) == driver.limits.max_seqs:
+        return
+    leaders = [seq for seq in running if seq.num_in_flight and seq.num_computed < seq.num_prompt]
+    waiting = [seq for seq in scheduler._waiting if not tables.is_led(seq, leaders)]
+    if waiting and not (scheduler._order.is_batched and waiting[0].rank > scheduler._batch_end):
+        assert not tables.has_room(waiting[0], tables.longest_hit(waiting[0]), len(running), running)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(scenarios())
+def test_no_token_of_a_step_is_left_unused_while_someone_could_use_it(scenario: Scenario) -> None:
+    run(scenario, _check_that_no_token_is_wasted)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(scenarios())
+def test_a_running_sequence_is_left_out_of_a_step_only_for_want_of_a_block(scenario: Scenario) -> None:
+    """So every prompt that was let in gets on in every step, however long those before it are."""
+
+    def check(driver: Driver, plan: StepPlan) -> None:
+        left_out = [seq for seq in driver.scheduler._running if not seq.num_in_flight]
+        assert not left_out or not driver.scheduler._tables.min_free()
+
+    run(scenario, check)

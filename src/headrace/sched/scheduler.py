@@ -14,6 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from headrace.sched.limits import check_limits, reject
 from headrace.sched.order import Order, Rank
 from headrace.sched.sequence import Sequence, Status
+from headrace.sched.shares import share_out, sure_share
 from headrace.sched.step import check_result, lay_out
 from headrace.sched.tables import BlockTables
 from headrace.types import (
@@ -37,7 +38,9 @@ class Scheduler:
     """Every step lets what is *computed* of a sequence catch up with what is *known*, plus drafts behind it.
 
     Prefill, a chunk of one, the rest behind a prefix hit, decode and verification are that one case. Sequences that
-    need a single token come first, so prefill never starves a decode; then the others that run, then who waits.
+    need a single token come first, so prefill never starves a decode; then the others that run, then who waits. These
+    share the rest in order: each takes half of what is left, or all that those behind it do not want. So a prompt
+    alone has whole steps, the first of several has at least half of each, and the last, behind k long ones, a 2^k-th.
     """
 
     def __init__(
@@ -145,10 +148,10 @@ class Scheduler:
                 (decodes if seq.num_remaining == 1 else prefills).append(seq)
         self._plan_decodes(decodes, drafts or {}, self._limits.max_step_tokens - len(decodes) - len(prefills))
         budget = self._limits.max_step_tokens - sum([seq.num_in_flight for seq in decodes])
-        for seq in prefills:
-            budget -= self._schedule_chunk(seq, budget)
         if self._waiting:
-            self._admit(budget, now_us)
+            self._admit(prefills, budget, now_us)
+        if prefills:
+            self._plan_prefills(prefills, budget)
         if not self._flight:
             raise InvariantError(f"step {self._step}: {len(self._sequences)} requests, and none can run")
         self._step += 1
@@ -183,22 +186,13 @@ class Scheduler:
 
     def _max_drafts(self, seq: Sequence, spare: int) -> int:
         """Drafts that can ride with `seq`: they take blocks that are free, and preempt nobody."""
-        num_slots = self._room(seq) - 1
+        num_slots = self._tables.room(seq, self._tables.min_free()) - 1
         return max(0, min(self._limits.lookahead, spare, num_slots, seq.max_total - len(seq.tokens) - 1))
 
-    def _room(self, seq: Sequence) -> int:
-        """Tokens that `seq` could be fed if it took all free blocks."""
-        return seq.num_slots + self._tables.min_free() * self._limits.block_size - seq.num_computed
-
-    def _schedule_chunk(self, seq: Sequence, budget: int) -> int:
-        """Schedule as much of what `seq` knows as budget and free blocks allow; returns the number of tokens."""
-        count = min(budget, seq.num_remaining, self._room(seq))
-        if seq.is_scoring and seq.max_total == seq.num_prompt and 1 < count == seq.num_remaining:
-            # A slice's rows are its last ones, and the last token of a prompt that is only scored has no row.
-            count -= 1
-        if count:
+    def _plan_prefills(self, prefills: list[Sequence], budget: int) -> None:
+        """Share `budget` out among `prefills`, in order. There is a slot and a token for each, so all get on."""
+        for seq, count in zip(prefills, share_out(budget, self._tables.claims(prefills, budget)), strict=True):
             self._schedule(seq, count)
-        return count
 
     def _schedule(self, seq: Sequence, count: int) -> None:
         end = seq.num_computed + count
@@ -218,31 +212,35 @@ class Scheduler:
 
     # Admission ------------------------------------------------------------------------------------------------
 
-    def _admit(self, budget: int, now_us: int) -> None:
-        """Let in who waits, in order, up to the first for whom there is no room: nobody overtakes it.
+    def _admit(self, prefills: list[Sequence], budget: int, now_us: int) -> None:
+        """Let in who waits, in order, up to the first for whom there is no room: nobody overtakes it. Who is let in
+        joins `prefills`, as long as those before it are sure to leave it something of `budget`.
 
-        There is room if the free blocks hold all that a sequence knows, though it may take them over many steps, and a
-        block more for each that runs to grow by. So a prompt preempts nobody, and who was preempted does not come back
-        too early: in a pool half as large as 64 sequences would like, a block each cuts what is computed twice from
-        33 % to 9 % and costs 2 % more steps; two blocks each, 4 % and 6 %. Nothing more is kept for prompts that run:
-        one that has more to take used up the budget or the blocks, and then nobody is let in.
+        There is room if the free blocks hold all that a sequence knows, though it may take them over many steps, all
+        that those who prefill have still to take, and a block more for each that runs to grow by. So a prompt preempts
+        nobody, and who was preempted does not come back too early: in a pool half as large as 64 sequences would like,
+        a block each cuts what is computed twice from 33 % to 9 % and costs 2 % more steps; two blocks each, 4 % and
+        6 %.
         """
         if self._order.is_batched:
             self._form_batch()
-        leaders = [seq for seq in self._flight if seq.num_computed < seq.num_prompt]
+        for seq in prefills:
+            budget -= sure_share(seq.num_wanted, budget)
+        leaders = [seq for seq in (*self._flight, *prefills) if seq.num_computed < seq.num_prompt]
         index = 0
         while index < len(self._waiting) and budget and len(self._running) < self._limits.max_seqs:
             seq = self._waiting[index]
             if self._order.is_batched and seq.rank > self._batch_end:
                 return
-            if self._awaits_prefix(seq, leaders):
+            if self._tables.is_led(seq, leaders):
                 index += 1
                 continue
-            if not self._let_in(seq):
+            if not self._let_in(seq, prefills):
                 return
             if seq.scheduled_us is None:
                 seq.scheduled_us, seq.num_cached = now_us, seq.num_computed
-            budget -= self._schedule_chunk(seq, budget)
+            budget -= sure_share(seq.num_wanted, budget)
+            prefills.append(seq)
             leaders.append(seq)
 
     def _form_batch(self) -> None:
@@ -250,25 +248,9 @@ class Scheduler:
         if not self._running and self._waiting[0].rank > self._batch_end:
             self._batch_end = self._waiting[: self._limits.max_seqs][-1].rank
 
-    def _awaits_prefix(self, seq: Sequence, leaders: list[Sequence]) -> bool:
-        """Whether one of `leaders`, who are scheduled in this plan, is going to seal a block that `seq` lacks.
-
-        Links agree only if all that comes before them does, salt included, so one comparison per leader tells.
-        """
-        block_size = self._limits.block_size
-        max_hit = self._tables.max_hit(seq)
-        for leader in leaders:
-            index = leader.num_computed // block_size  # what it seals next
-            if (
-                index < min(max_hit, leader.num_prompt // block_size)
-                and seq.link(index, block_size).digest == leader.link(index, block_size).digest
-                and not self._tables.has_sealed(seq, index)
-            ):
-                return True
-        return False
-
-    def _let_in(self, seq: Sequence) -> bool:
-        """Move `seq` from waiting to running behind the longest prefix it can share, if there are blocks for the rest.
+    def _let_in(self, seq: Sequence, prefills: list[Sequence]) -> bool:
+        """Move `seq` from waiting to running behind the longest prefix it can share, with a slot for its next token,
+        if there are blocks for the rest beside what `prefills`, who run, have still to take.
 
         Once refused, it is not looked at again before blocks came back or its next block was sealed by another: its
         prompt, however long, is not walked through in every step.
@@ -278,13 +260,14 @@ class Scheduler:
         ):
             return False
         num_hit = self._tables.longest_hit(seq)
-        if not self._tables.has_room(seq, num_hit, len(self._running)):
+        if not self._tables.has_room(seq, num_hit, len(self._running), prefills):
             seq.refused_at, seq.refused_hit = self._num_releases, num_hit
             return False
         _remove(self._waiting, seq)
         insort(self._running, seq, key=_rank)
         seq.status = Status.RUNNING
         self._tables.share(seq, num_hit)
+        self._tables.grow(seq, seq.num_computed + 1)
         return True
 
     # What came of it ------------------------------------------------------------------------------------------

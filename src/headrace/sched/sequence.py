@@ -76,6 +76,17 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def num_wanted(self) -> int:
+        """Known tokens that one slice could feed: all that remain, or, where the last of them has no row, the others.
+
+        A slice's rows are its last ones, and the last token of a prompt that is only scored has none: it comes alone.
+        """
+        num_remaining = self.num_remaining
+        if self.is_scoring and self.max_total == self.num_prompt and num_remaining > 1:
+            return num_remaining - 1
+        return num_remaining
+
+    @property
     def is_drawing(self) -> bool:
         """Whether the slice in flight reaches the last known token, and a token is wanted after it."""
         return self.num_computed + self.num_in_flight >= len(self.tokens) and self.max_total > self.num_prompt

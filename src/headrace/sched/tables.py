@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 
 from headrace.sched.blocks import NO_BLOCK, BlockPool
 from headrace.sched.sequence import Sequence
@@ -59,9 +60,27 @@ class BlockTables:
         """Blocks that a table can grow by: it grows in every group at once."""
         return min([pool.num_free for pool in self._pools])
 
+    def room(self, seq: Sequence, num_free: int) -> int:
+        """Tokens that `seq` could be fed if it took `num_free` blocks."""
+        return seq.num_slots + num_free * self._block_size - seq.num_computed
+
+    def claims(self, seqs: SequenceOf[Sequence], max_count: int) -> list[int]:
+        """Tokens that each of `seqs` could be fed, `max_count` at most, when those before it take blocks first."""
+        num_free = self.min_free()
+        counts = []
+        for seq in seqs:
+            count = min(max_count, seq.num_wanted, self.room(seq, num_free))
+            num_free -= max(0, self._num_lacking(seq, seq.num_computed + count))
+            counts.append(count)
+        return counts
+
+    def _num_lacking(self, seq: Sequence, end: int) -> int:
+        """Blocks that `seq` has to take for the positions before `end`; less than 0 if it has more than these need."""
+        return -(-(end - seq.num_slots) // self._block_size)
+
     def grow(self, seq: Sequence, end: int) -> None:
         """Give `seq` slots for the positions before `end`, of which it lacks some. The blocks must be there."""
-        count = -(-(end - seq.num_slots) // self._block_size)
+        count = self._num_lacking(seq, end)
         for pool, table in zip(self._pools, seq.tables, strict=True):
             table.extend(pool.take(count))
         seq.num_slots += count * self._block_size
@@ -141,19 +160,43 @@ class BlockTables:
                 pool.share(block)
                 table.append(block)
 
-    def has_room(self, seq: Sequence, num_hit: int, num_kept: int) -> bool:
-        """Whether all that `seq` knows fits behind a prefix of `num_hit` shared blocks, with `num_kept` left free.
+    def is_led(self, seq: Sequence, leaders: SequenceOf[Sequence]) -> bool:
+        """Whether one of `leaders`, who are in the plan that is made, is going to seal a block that `seq` lacks.
 
-        Of a window group's blocks it needs a span at a time. Shared ones that nobody uses are free, and would not be.
+        Links agree only if all that comes before them does, salt included, so one comparison per leader tells.
+        """
+        block_size = self._block_size
+        max_hit = self.max_hit(seq)
+        for leader in leaders:
+            index = leader.num_computed // block_size  # what it seals next
+            if (
+                index < min(max_hit, leader.num_prompt // block_size)
+                and seq.link(index, block_size).digest == leader.link(index, block_size).digest
+                and not self.has_sealed(seq, index)
+            ):
+                return True
+        return False
+
+    def has_room(self, seq: Sequence, num_hit: int, num_kept: int, prefills: SequenceOf[Sequence]) -> bool:
+        """Whether all that `seq` knows fits behind a prefix of `num_hit` shared blocks, when `num_kept` are left free
+        and `prefills` have taken all that they lack.
+
+        Of a window group's blocks a span is needed at a time. Shared ones that nobody uses are free, and would not be.
         """
         num_blocks = -(-len(seq.tokens) // self._block_size)
         for g, pool in enumerate(self._pools):
             first = self._first_kept(g, num_hit * self._block_size)
             hit = [pool.match(seq.link(index, self._block_size)) for index in range(first, num_hit)]
             num_new = min(num_blocks - num_hit, self._spans[g] - len(hit))
-            if sum(map(pool.is_free, hit)) + num_new + num_kept > pool.num_free:
+            num_owed = sum([self._num_owed(other, g) for other in prefills])
+            if sum(map(pool.is_free, hit)) + num_new + num_owed + num_kept > pool.num_free:
                 return False
         return True
+
+    def _num_owed(self, seq: Sequence, g: int) -> int:
+        """Blocks of group `g` that `seq`, which runs, has still to take at once to compute all that it knows."""
+        num_live = len(seq.tables[g]) - seq.num_dropped[g]
+        return max(0, min(self._num_lacking(seq, len(seq.tokens)), self._spans[g] - num_live))
 
     # Invariants -----------------------------------------------------------------------------------------------
 
