@@ -69,15 +69,18 @@ nb::object unpack(const std::string& isa, const std::string& format, int rows, i
     return out.object;
 }
 
-nb::object quantize(const std::string& isa, const std::string& act_name, RowArray x) {
+nb::object quantize(const std::string& isa, const std::string& act_name, RowArray x, bool wants_rest) {
     const Kernels& kernels = kernels_named(isa);
     require(act_name == "f32" || act_name == "bf16" || act_name == "q8", "act must be f32, bf16 or q8");
     const Act act = act_name == "f32" ? Act::f32 : act_name == "bf16" ? Act::bf16 : Act::q8;
     const std::size_t rows = x.shape(0), cols = x.shape(1), row_bytes = act_row_bytes(act, int(cols));
     NewArray<std::uint8_t> out(rows, row_bytes, 0, true);
+    require(!wants_rest || act == Act::q8, "only q8 leaves a rest");
+    Memory other(row_bytes);
     for (std::size_t row = 0; row < rows; ++row) {
-        kernels.quantize_row(act, x.data() + row * cols, int(cols),
-                             reinterpret_cast<std::byte*>(out.data) + row * row_bytes);
+        std::byte* wanted = reinterpret_cast<std::byte*>(out.data) + row * row_bytes;
+        kernels.quantize_row(act, x.data() + row * cols, int(cols), wants_rest ? other.data() : wanted,
+                             wants_rest ? wanted : nullptr);
     }
     return out.object;
 }
@@ -93,7 +96,7 @@ nb::object gemm(const std::string& isa, const std::string& format, int rows, Arr
     const std::size_t act_stride = act_row_bytes(act, int(cols));
     Memory acts(num_rows * act_stride);
     for (std::size_t row = 0; row < num_rows; ++row) {
-        kernels.quantize_row(act, x.data() + row * cols, int(cols), acts.data() + row * act_stride);
+        kernels.quantize_row(act, x.data() + row * cols, int(cols), acts.data() + row * act_stride, nullptr);
     }
     NewArray<float> out(num_rows, rows, 0.0f, true);
     const int num_tiles = weight.matrix.num_tiles(), step = std::min(tiles_per_call, num_tiles);
@@ -223,7 +226,7 @@ nb::object attend(const std::string& isa, const std::string& kv_type, HeadArray 
 
 void bind_kernels(nb::module_& module) {
     module.def("kernel_unpack", &unpack, "isa"_a, "format"_a, "rows"_a, "cols"_a, "data"_a);
-    module.def("kernel_quantize", &quantize, "isa"_a, "act"_a, "x"_a);
+    module.def("kernel_quantize", &quantize, "isa"_a, "act"_a, "x"_a, "wants_rest"_a = false);
     module.def("kernel_gemm", &gemm, "isa"_a, "format"_a, "rows"_a, "data"_a, "x"_a, "add"_a = nb::none(),
                "tiles_per_call"_a = 1 << 20);
     module.def("kernel_rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a);

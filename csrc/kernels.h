@@ -50,8 +50,8 @@ struct Matrix {
     std::size_t bytes() const { return num_tiles() * tile_bytes(); }
 };
 
-// Bytes of one row of activations in form `act`, a multiple of kAlign. q8: per group the int8 values, their f32 scale and
-// what the offset of unsigned weights needs (the integer sum, and scale * sum).
+// Bytes of one row of activations in form `act`, a multiple of kAlign. q8: per group the int8 values, their f32 scale
+// and what the offset of unsigned weights needs (the integer sum, and scale * sum).
 inline constexpr std::size_t kQ8GroupBytes = kGroup + 12;
 std::size_t act_row_bytes(Act act, int cols);  // formats.cpp
 
@@ -79,7 +79,7 @@ struct Attend {
     const std::int32_t* block_table;  // of the sequence
     int kv_head;
     int heads_per_kv;
-    const float* queries;  // first query token, first query head of the group; rotated, unscaled
+    const float* queries;      // first query token, first query head of the group; rotated, unscaled
     std::size_t query_stride;  // floats from one token to the next
     int num_queries;
     int first_position;  // absolute position of the first query token; token i sees positions <= first_position + i
@@ -128,10 +128,12 @@ struct Kernels {
     // Row `row`, decoded exactly: [cols] f32.
     void (*unpack_row)(const Matrix& w, int row, float* out);
     // One row [cols] f32 into activation form; pads to whole groups with zeros.
-    void (*quantize_row)(Act act, const float* x, int cols, std::byte* out);
-    // out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end) that
-    // exist. `acts`: num_rows rows in the format's activation form, act_stride bytes apart. Strides of out and add in
-    // floats. The sum over k is complete before `add` joins, so that fusing a residual changes no bit.
+    // `rest`, for q8 alone: null, or the row in which what rounding left over goes, quantized again; x is then the sum
+    // of both to 15 bits.
+    void (*quantize_row)(Act act, const float* x, int cols, std::byte* out, std::byte* rest);
+    // out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end)
+    // that exist. `acts`: num_rows rows in the format's activation form, act_stride bytes apart. Strides of out and add
+    // in floats. The sum over k is complete before `add` joins, so that fusing a residual changes no bit.
     void (*gemm)(const Matrix& w, int tile_begin, int tile_end, const std::byte* acts, std::size_t act_stride,
                  int num_rows, float* out, std::size_t out_stride, const float* add, std::size_t add_stride);
 
@@ -144,8 +146,8 @@ struct Kernels {
     // Keys and values [num_kv_heads * head_dim] f32 of one token into slot `slot` of block `block`.
     void (*store_kv)(const KvLayer& kv, int block, int slot, const float* keys, const float* values);
     void (*attend)(const Attend& args);
-    // Folds the states of `num_segments` segments, in order, into one output row of head_dim floats. States of segment s
-    // start at max/sum + s * state_stride and acc + s * acc_stride (strides in floats).
+    // Folds the states of `num_segments` segments, in order, into one output row of head_dim floats. States of segment
+    // s start at max/sum + s * state_stride and acc + s * acc_stride (strides in floats).
     void (*merge)(const float* max, const float* sum, std::size_t state_stride, const float* acc,
                   std::size_t acc_stride, int num_segments, int head_dim, float* out);
     void (*sample)(const SampleRow& row);

@@ -120,8 +120,14 @@ void Head::run(const Replay& replay, int tile, int thread) const {
                replay.sample_scratch + thread * replay.sample_scratch_bytes);
         return;
     }
-    multiply(replay, w, claims(replay, *this), tile, rows.first, rows.count,
-             {replay.logits, std::size_t(w.rows), nullptr, 0});
+    const Claims cut = claims(replay, *this);
+    const std::size_t stride = w.rows;
+    multiply(replay, w, cut, tile, rows.first, rows.count, {replay.logits, stride, nullptr, 0});
+    // The claim's weights are in the cache by now.
+    if (rest_row) {
+        multiply(replay, w, cut, tile, *rest_row + rows.first, rows.count,
+                 {replay.logits, stride, replay.logits, stride});
+    }
 }
 
 }  // namespace headrace

@@ -96,6 +96,7 @@ struct RmsNorm {
 struct Quantize {
     Buffer x;
     Act act;
+    std::optional<int> rest_row;  // of activations: where the rows of second terms begin
     void run(const Replay& replay, int row) const;
 };
 struct RotaryTable {
@@ -186,8 +187,11 @@ struct Attention {
 };
 
 // Logits and sampling, some rows at a time: even rounds compute logits, odd ones draw from them.
+// 8-bit inputs come in two terms: nothing after the head evens out what rounding does to a logit, and only rows that
+// have logits pay for it.
 struct Head {
     std::shared_ptr<const Weight> weight;
+    std::optional<int> rest_row;
 
     int rounds(const Replay& replay) const;
     int tiles(const Replay& replay) const;

@@ -57,15 +57,16 @@ void Program::rms_norm(std::size_t out, std::size_t x, std::vector<float> weight
 }
 
 // One form of the input serves all weights that want it.
-void Program::quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind) {
-    const int rows = std::max(bounds_.max_tokens, bounds_.max_rows);
+void Program::quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind,
+                       std::optional<int> rest_row) {
+    const int rows = std::max(bounds_.max_tokens, bounds_.max_rows + rest_row.value_or(0));
     bool is_done[kNumActs] = {};
     for (const WeightRef& weight : weights) {
         require(weight->matrix().cols == x.width, "a weight's columns differ from its input's width");
         const Act act = traits(weight->matrix().format).act;
         if (std::exchange(is_done[int(act)], true)) continue;
         act_bytes_[int(act)] = std::max(act_bytes_[int(act)], rows * act_row_bytes(act, x.width));
-        append(kind, Quantize{x, act});
+        append(kind, Quantize{x, act, rest_row});
     }
     weights_.insert(weights_.end(), weights.begin(), weights.end());
 }
@@ -73,7 +74,7 @@ void Program::quantize(const Buffer& x, const std::vector<WeightRef>& weights, R
 void Program::linear(const std::vector<std::size_t>& outs, std::size_t x, const std::vector<WeightRef>& weights,
                      std::optional<std::size_t> add, RowKind kind) {
     require(!weights.empty() && outs.size() == weights.size(), "a linear needs one output per weight");
-    quantize(buffer(x, weights[0]->matrix().cols, kind), weights, kind);
+    quantize(buffer(x, weights[0]->matrix().cols, kind), weights, kind, std::nullopt);
     Linear linear{kind, {}, std::nullopt};
     for (std::size_t i = 0; i < weights.size(); ++i) {
         linear.products.push_back({weights[i], buffer(outs[i], weights[i]->matrix().rows, kind)});
@@ -138,8 +139,10 @@ void Program::select_rows(std::size_t out, std::size_t x, int width) {
 void Program::head(std::size_t x, WeightRef weight) {
     const Matrix& w = weight->matrix();
     require(w.rows == bounds_.vocab, "the head's rows differ from the embedding's");
-    quantize(buffer(x, w.cols, RowKind::logits), {weight}, RowKind::logits);
-    append_phase(Head{std::move(weight)});
+    std::optional<int> rest_row;
+    if (traits(w.format).act == Act::q8) rest_row = bounds_.max_rows;
+    quantize(buffer(x, w.cols, RowKind::logits), {weight}, RowKind::logits, rest_row);
+    append_phase(Head{std::move(weight), rest_row});
     has_head_ = true;
 }
 

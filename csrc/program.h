@@ -66,7 +66,7 @@ private:
     Buffer buffer(std::size_t offset, int width, RowKind kind);
     void append(RowKind kind, RowOp op);
     void append_phase(Phase phase) { phases_.push_back(std::move(phase)); }
-    void quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind);
+    void quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind, std::optional<int> rest_row);
     void check_recording() const;
     Sizes sizes() const;
     int head_rows() const;

@@ -17,7 +17,8 @@ void RmsNorm::run(const Replay& replay, int row) const {
 
 void Quantize::run(const Replay& replay, int row) const {
     std::byte* acts = replay.acts[int(act)] + row * act_row_bytes(act, x.width);
-    replay.kernels->quantize_row(act, x.row(replay, row), x.width, acts);
+    std::byte* rest = rest_row ? acts + *rest_row * act_row_bytes(act, x.width) : nullptr;
+    replay.kernels->quantize_row(act, x.row(replay, row), x.width, acts, rest);
 }
 
 // In double: at position 100,000 a float angle would be off by up to 0.004.

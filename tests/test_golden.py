@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_writer import gguf_bytes
-from headrace import LLM, EngineConfig, SamplingParams
+from headrace import LLM, EngineConfig, SamplingParams, _core
 from headrace.engine.config import BackendKind
 from headrace.engine.llm import Completion
 from headrace.model.gguf import read_gguf
@@ -32,7 +32,7 @@ TOP = 20
 NUM_GREEDY = 64
 
 LOGPROB_STEPS = 2048  # tools/kl_reference.py
-KEPT_BY_BUCKETS = 0.87  # of the whole KL; measured there
+KEPT_BY_BUCKETS = {"8 bits": 0.79, "bf16": 0.83}  # of the whole KL, by the inputs' rounding; measured there
 
 # The reference backend is slow: it takes the short prompts, the kernels take all.
 EXACT = {
@@ -124,12 +124,13 @@ def compare(llm: LLM, file: str) -> Comparison:
     return Comparison(kl, agrees, reference[:, 0] - reference[:, 1])
 
 
-def test_the_fast_path_stays_close_to_transformers(smollm2_path: Path) -> None:
+@pytest.mark.parametrize("isa", _core.available_isas()[:-1])  # the last, scalar, would take an hour
+def test_the_fast_path_stays_close_to_transformers(smollm2_path: Path, isa: str) -> None:
     """8-bit activations with one scale per 32 inputs, bf16 keys and values: how the default model is served."""
-    with LLM(smollm2_path, EngineConfig(max_len=4096)) as llm:
+    with LLM(smollm2_path, EngineConfig(max_len=4096, isa=isa)) as llm:
         found = compare(llm, "smollm2_kl.npz")
     assert len(found.kl) >= 3000
-    assert found.kl.mean() <= 0.005 * KEPT_BY_BUCKETS
+    assert found.kl.mean() <= 0.005 * KEPT_BY_BUCKETS["8 bits"]
     assert found.agreement(0.0) >= 0.95
     assert found.agreement(0.1) >= 0.985
     assert found.agreement(0.3) >= 0.998
@@ -149,5 +150,5 @@ def test_bf16_weights_stay_closer_still(smollm2_path: Path, tmp_path: Path) -> N
     with LLM(path, EngineConfig(max_len=4096)) as llm:
         found = compare(llm, "smollm2_bf16_kl.npz")
     assert len(found.kl) >= 3000
-    assert found.kl.mean() <= 0.0005 * KEPT_BY_BUCKETS
+    assert found.kl.mean() <= 0.0005 * KEPT_BY_BUCKETS["bf16"]
     assert found.agreement(0.0) >= 0.99

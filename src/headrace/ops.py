@@ -80,7 +80,10 @@ class Ops(Protocol[V, W_contra]):
         """The R rows that get logits: [R, width]."""
 
     def head(self, x: V, weight: W_contra) -> None:
-        """Logits x @ Wᵀ [R, vocab], scored and sampled per row inside the op: they never exist as one array."""
+        """Logits x @ Wᵀ [R, vocab], scored and sampled per row inside the op: they never exist as one array.
+
+        As `linear`, but that 8-bit inputs come in two terms: what the first leaves over is rounded to 8 bits again.
+        """
 
 
 @dataclass(frozen=True, slots=True)

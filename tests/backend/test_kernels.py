@@ -127,6 +127,22 @@ def test_bf16_inputs_are_rounded_to_nearest_even(isa: str) -> None:
     np.testing.assert_array_equal(out, from_f32(x, FORMATS["bf16"]).data.view(np.uint16).reshape(4, 96))
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_two_terms_of_8_bits_hold_fifteen(isa: str) -> None:
+    x = np.random.default_rng(3).standard_normal((7, 70)).astype(np.float32)
+    x[3] = 0
+
+    def decoded(wants_rest: bool) -> F32:
+        rows = _core.kernel_quantize(isa, "q8", x, wants_rest)[:, : 3 * (GROUP + 12)].reshape(7, 3, GROUP + 12)
+        scales = np.ascontiguousarray(rows[:, :, GROUP : GROUP + 4]).view(np.float32)
+        return (rows[:, :, :GROUP].view(np.int8) * scales.astype(np.float64)).reshape(7, -1)[:, :70]
+
+    largest = np.abs(np.pad(x, ((0, 0), (0, 26))).reshape(7, 3, GROUP)).max(axis=2).repeat(GROUP, axis=1)[:, :70]
+    # Each term is half a step off at most, and the second's step is the first's error / 127; f32 adds a little.
+    assert (np.abs(x - decoded(False)) <= largest / 254 * (1 + 1e-5)).all()
+    assert (np.abs(x - decoded(False) - decoded(True)) <= largest / 254**2 * (1 + 1e-2)).all()
+
+
 # gemm ---------------------------------------------------------------------------------------------------------------
 
 

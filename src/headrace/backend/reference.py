@@ -178,7 +178,10 @@ class ReferenceOps:
         return x[self.batch.row_tokens]
 
     def head(self, x: F32, weight: ReferenceWeight) -> None:
-        (self.logits,) = self.linear(x, (weight,))
+        rounded = weight.round_input(x)
+        if weight.round_input is round_q8:
+            rounded = rounded + round_q8(x - rounded)
+        self.logits = rounded @ weight.values.T
 
     def _positions(self) -> I32:
         """Absolute position of each token fed: [T]."""
