@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fake_executor import solo_answer
+from headrace.sched import sequence
 from headrace.sched.blocks import NO_BLOCK, BlockPool
+from headrace.sched.tables import BlockTables
 from headrace.types import StepPlan
 from sched_driver import FULL, ONE_GROUP, Driver, fed, limits, request, slice_ids, window_group
 
@@ -248,6 +250,39 @@ def test_many_with_one_prefix_compute_it_once() -> None:
     driver.finish()
     assert driver.executor.num_fed == 33 + 7
     assert sum(finished.usage.cached_tokens for finished in driver.finished.values()) == 7 * 32
+
+
+def test_a_prefix_that_many_share_is_not_hashed_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+    link = sequence.chain_link
+    monkeypatch.setattr(sequence, "chain_link", lambda parent, tokens: calls.append(tokens) or link(parent, tokens))
+    driver = Driver(limits(max_seqs=32, max_step_tokens=8, num_blocks=(320,)))
+    driver.add(*(request(i, [*TEXT, i], max_tokens=1) for i in range(20)))
+    driver.finish()
+    steps_led = len(TEXT) // 8
+    assert len(calls) <= 2 * 8 + 20 * steps_led  # in each of these every one looks at the block that comes next
+
+
+def test_another_salt_takes_over_no_links_of_the_same_text() -> None:
+    driver = Driver(limits(max_seqs=8, max_step_tokens=64, num_blocks=(64,)))
+    driver.add(*(request(i, [*TEXT, i], cache_salt=bytes([i % 2]), max_tokens=1) for i in range(6)))
+    driver.finish()
+    assert driver.executor.num_fed == 2 * 33 + 4
+
+
+def test_of_those_who_wait_for_a_prefix_no_more_are_looked_at_than_could_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the cost of a plan has a bound. Who comes behind so many waits with them, and is not forgotten."""
+    driver = Driver(limits(max_seqs=4, max_step_tokens=8))
+    driver.add(*(request(i, [*TEXT, i], max_tokens=1) for i in range(100)), request(100, 4, max_tokens=1))
+    calls: list[object] = []
+    is_led = BlockTables.is_led
+    monkeypatch.setattr(
+        BlockTables, "is_led", lambda tables, seq, leaders: calls.append(seq) or is_led(tables, seq, leaders)
+    )
+    assert slice_ids(driver.step()) == [0]
+    assert len(calls) == 1 + 4
+    driver.finish()
+    assert len(driver.finished) == 101
 
 
 def test_a_prompt_is_not_walked_through_behind_its_first_miss(monkeypatch: pytest.MonkeyPatch) -> None:

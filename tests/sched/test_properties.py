@@ -202,7 +202,9 @@ def test_a_sequence_is_preempted_only_for_one_before_it_in_the_order(scenario: S
 
 
 def _check_that_no_token_is_wasted(driver: Driver, plan: StepPlan) -> None:
-    """If the step is not full, who runs lacks nothing or a block, and who waits lacks a seat or blocks, or is led."""
+    """If the step is not full, who runs lacks nothing or a block, and who waits lacks a seat or blocks, or is led, or
+    comes behind as many who are led as could run.
+    """
     scheduler, tables = driver.scheduler, driver.scheduler._tables
     if plan.num_tokens == driver.limits.max_step_tokens:
         return
@@ -213,9 +215,12 @@ def _check_that_no_token_is_wasted(driver: Driver, plan: StepPlan) -> None:
     if len(running) == driver.limits.max_seqs:
         return
     leaders = [seq for seq in running if seq.num_in_flight and seq.num_computed < seq.num_prompt]
-    waiting = [seq for seq in scheduler._waiting if not tables.is_led(seq, leaders)]
-    if waiting and not (scheduler._order.is_batched and waiting[0].rank > scheduler._batch_end):
-        assert not tables.has_room(waiting[0], tables.longest_hit(waiting[0]), len(running), running)
+    is_led = [tables.is_led(seq, leaders) for seq in scheduler._waiting]
+    if False not in is_led or (num_led := is_led.index(False)) >= driver.limits.max_seqs:
+        return
+    first = scheduler._waiting[num_led]
+    if not (scheduler._order.is_batched and first.rank > scheduler._batch_end):
+        assert not tables.has_room(first, tables.longest_hit(first), len(running), running)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

@@ -214,7 +214,8 @@ class Scheduler:
 
     def _admit(self, prefills: list[Sequence], budget: int, now_us: int) -> None:
         """Let in who waits, in order, up to the first for whom there is no room: nobody overtakes it. Who is let in
-        joins `prefills`, as long as those before it are sure to leave it something of `budget`.
+        joins `prefills`, as long as those before it are sure to leave it something of `budget`. Who is led is
+        passed over, but no more of them than could run: 1,024 who share a prefix cost a plan no more than 64.
 
         There is room if the free blocks hold all that a sequence knows, though it may take them over many steps, all
         that those who prefill have still to take, and a block more for each that runs to grow by. So a prompt preempts
@@ -222,18 +223,19 @@ class Scheduler:
         a block each cuts what is computed twice from 33 % to 9 % and costs 2 % more steps; two blocks each, 4 % and
         6 %.
         """
+        max_seqs = self._limits.max_seqs
         if self._order.is_batched:
             self._form_batch()
         for seq in prefills:
             budget -= sure_share(seq.num_wanted, budget)
         leaders = [seq for seq in (*self._flight, *prefills) if seq.num_computed < seq.num_prompt]
-        index = 0
-        while index < len(self._waiting) and budget and len(self._running) < self._limits.max_seqs:
-            seq = self._waiting[index]
+        num_led = 0
+        while num_led < min(len(self._waiting), max_seqs) and budget and len(self._running) < max_seqs:
+            seq = self._waiting[num_led]
             if self._order.is_batched and seq.rank > self._batch_end:
                 return
             if self._tables.is_led(seq, leaders):
-                index += 1
+                num_led += 1
                 continue
             if not self._let_in(seq, prefills):
                 return

@@ -108,6 +108,23 @@ class Sequence:
             chain.append(chain_link(parent, self.tokens[start : start + block_size]))
         return chain[index]
 
+    def begins_as(self, other: Sequence, num_blocks: int, block_size: int) -> bool:
+        """Whether the first `num_blocks` full blocks of both hold the same text under the same salt.
+
+        If so, the links of `other` are this one's too, and are taken over: a comparison of tokens costs a hundredth of
+        hashing them.
+        """
+        chain, num_known = self._chain, min(len(self._chain), num_blocks)
+        if num_known == 0 and self.request.cache_salt != other.request.cache_salt:
+            return False
+        if num_known and chain[num_known - 1].digest != other.link(num_known - 1, block_size).digest:
+            return False
+        rest = slice(num_known * block_size, num_blocks * block_size)
+        if self.tokens[rest] != other.tokens[rest]:
+            return False
+        chain += [other.link(index, block_size) for index in range(num_known, num_blocks)]
+        return True
+
     def accept(self, drawn: array[int]) -> FinishReason | None:
         """Append the tokens drawn, up to the one that ends the answer; returns the reason if one does."""
         request, tokens = self.request, self.tokens

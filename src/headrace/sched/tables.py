@@ -29,6 +29,7 @@ class BlockTables:
         self._pools = tuple(BlockPool(count, block_size) for count in num_blocks)
         self._windows = tuple(group.window if group.kind is KVKind.WINDOW else UNBOUNDED for group in groups)
         self._window_groups = tuple(g for g, group in enumerate(groups) if group.kind is KVKind.WINDOW)
+        self._full_pools = tuple(self._pools[g] for g in range(len(groups)) if g not in self._window_groups)
         # Blocks that window + 1 positions can touch at most; no more than that is live while tokens come one by one.
         self._spans = tuple(
             min(count, -(-window // block_size) + 1) for count, window in zip(num_blocks, self._windows, strict=True)
@@ -135,16 +136,18 @@ class BlockTables:
     def longest_hit(self, seq: Sequence) -> int:
         """Blocks of the longest prefix of which every group still has what the next position reads."""
         longest = 0
-        runs = [0] * len(self._pools)  # sealed blocks in a row, up to the one looked at
+        runs = [0] * len(self._window_groups)  # sealed blocks in a row, up to the one looked at
         for index in range(self.max_hit(seq)):
             link = seq.link(index, self._block_size)
-            for g, pool in enumerate(self._pools):
-                runs[g] = 0 if pool.match(link) == NO_BLOCK else runs[g] + 1
-            end = index + 1
-            if all(run >= end - self._first_kept(g, end * self._block_size) for g, run in enumerate(runs)):
+            for pool in self._full_pools:
+                if pool.match(link) == NO_BLOCK:
+                    return longest
+            end, has_all = index + 1, True
+            for i, g in enumerate(self._window_groups):
+                runs[i] = 0 if self._pools[g].match(link) == NO_BLOCK else runs[i] + 1
+                has_all &= runs[i] >= end - self._first_kept(g, end * self._block_size)
+            if has_all:
                 longest = end
-            elif any(run < end for run, window in zip(runs, self._windows, strict=True) if window == UNBOUNDED):
-                break
         return longest
 
     def share(self, seq: Sequence, num_hit: int) -> None:
@@ -163,14 +166,15 @@ class BlockTables:
     def is_led(self, seq: Sequence, leaders: SequenceOf[Sequence]) -> bool:
         """Whether one of `leaders`, who are in the plan that is made, is going to seal a block that `seq` lacks.
 
-        Links agree only if all that comes before them does, salt included, so one comparison per leader tells.
+        Who is not led, or not yet, has the links that it shares with a leader from that one: a prefix is hashed once.
         """
         block_size = self._block_size
         max_hit = self.max_hit(seq)
         for leader in leaders:
             index = leader.num_computed // block_size  # what it seals next
             if (
-                index < min(max_hit, leader.num_prompt // block_size)
+                seq.begins_as(leader, min(index, max_hit), block_size)
+                and index < min(max_hit, leader.num_prompt // block_size)
                 and seq.link(index, block_size).digest == leader.link(index, block_size).digest
                 and not self.has_sealed(seq, index)
             ):
