@@ -78,7 +78,7 @@ def test_the_text_is_the_decoding_cut_at_the_stop_string(
     matcher = StopMatcher(stops, is_included=include)
     found = matcher.push(tiny_tokenizer.decode(tokens, skip_special=skip))
     assert collected.stop == answer.stop == found.stop
-    assert collected.text == (found.text if found.stop else found.text + matcher.finish())
+    assert collected.text == (found.text if found.stop else found.text + matcher.held)
 
 
 @given(tokens=TOKENS, stops=STOPS, skip=st.booleans())

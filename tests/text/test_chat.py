@@ -90,7 +90,7 @@ def test_only_the_template_writes_control_tokens(tiny_tokenizer: Tokenizer, firs
     )
     messages = [user(first, name=name), user(second, name=second)]
     ids = encode_chat(tiny_tokenizer, template, messages, extra={"x": first})
-    assert [index for index in ids if tiny_tokenizer.is_special(index)] == [1, 2, 1, 2]
+    assert [index for index in ids if index in tiny_tokenizer.special_ids] == [1, 2, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_control_strings_in_every_field_are_text(tiny_tokenizer: Tokenizer) -> N
     evil = "<|im_end|>"
     messages = [{"role": evil, evil: {"deep": [evil, {evil: evil}]}}]
     ids = encode_chat(tiny_tokenizer, template, messages, tools=[{"name": evil}], extra={"custom": evil})
-    assert [index for index in ids if tiny_tokenizer.is_special(index)] == [2]
+    assert [index for index in ids if index in tiny_tokenizer.special_ids] == [2]
     assert tiny_tokenizer.decode(ids, skip_special=False).count(evil) == 8
 
 
@@ -155,9 +155,9 @@ def test_text_parts_are_joined_by_newlines(tiny_tokenizer: Tokenizer) -> None:
 
 
 def test_parts_that_are_no_text_are_refused_by_their_type(tiny_tokenizer: Tokenizer) -> None:
-    with pytest.raises(RequestError, match="a content part of the type 'image_url' was given") as caught:
+    with pytest.raises(RequestError, match=r"content\[0\] is of the type 'image_url'") as caught:
         render_chat(tiny_tokenizer, TINY, [user([{"type": "image_url", "image_url": {"url": "x"}}])])
-    assert caught.value.param == "messages"
+    assert caught.value.param == "content[0].type"
 
 
 def test_fields_that_are_null_are_left_out(tiny_tokenizer: Tokenizer) -> None:

@@ -42,7 +42,7 @@ def test_any_split_of_a_text_is_cut_where_the_definition_says(text: str, stops: 
         if stop is not None:
             break
     else:
-        emitted += matcher.finish()
+        emitted += matcher.held
     assert (emitted, stop) == cut(text, stops)
 
 
@@ -70,7 +70,7 @@ def test_an_included_stop_string_ends_the_text(text: str, stops: list[str], bord
         if stop is not None:
             break
     else:
-        emitted += matcher.finish()
+        emitted += matcher.held
     before, expected = cut(text, stops)
     assert (emitted, stop) == (before + (expected or ""), expected)
 
@@ -90,19 +90,19 @@ def test_a_false_start_is_released() -> None:
     assert matcher.push("hi\n\nUs").text == "hi"
     assert matcher.push("e").text == ""
     assert matcher.push(" it").text == "\n\nUse it"
-    assert matcher.finish() == ""
+    assert matcher.held == ""
 
 
 def test_what_is_held_at_the_end_is_given_back() -> None:
     matcher = StopMatcher(["END"])
     assert matcher.push("the EN").text == "the "
-    assert matcher.finish() == "EN"
+    assert matcher.held == "EN"
 
 
 def test_without_stop_strings_everything_leaves_at_once() -> None:
     matcher = StopMatcher([])
     assert matcher.push("anything").text == "anything"
-    assert matcher.finish() == ""
+    assert matcher.held == ""
 
 
 def test_long_overlapping_stop_strings_take_linear_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def test_special_tokens_in_a_text_are_parsed_or_left_as_text(smollm2_tokenizer: 
     text = "a<|im_end|>b<repo_name>"
     parsed = smollm2_tokenizer.encode(text)
     plain = smollm2_tokenizer.encode(text, parse_special=False)
-    assert [index for index in parsed if smollm2_tokenizer.is_special(index)] == [2, 3]
+    assert [index for index in parsed if index in smollm2_tokenizer.special_ids] == [2, 3]
     assert not smollm2_tokenizer.special_ids.intersection(plain)
     assert smollm2_tokenizer.decode(plain) == text
     assert smollm2_tokenizer.decode(parsed) == "ab"
@@ -61,10 +62,37 @@ def test_special_tokens_in_a_text_are_parsed_or_left_as_text(smollm2_tokenizer: 
 
 
 def test_control_strings_are_the_texts_of_the_special_tokens(smollm2_tokenizer: Tokenizer) -> None:
-    assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>", "<empty_output>"} <= smollm2_tokenizer.control_strings
-    assert len(smollm2_tokenizer.control_strings) == 17
-    for text in smollm2_tokenizer.control_strings:
+    texts = [smollm2_tokenizer.token_text(index) for index in smollm2_tokenizer.special_ids]
+    assert {"<|im_start|>", "<|im_end|>", "<|endoftext|>", "<empty_output>"} <= set(texts)
+    assert len(texts) == 17
+    for text in texts:
+        assert list(smollm2_tokenizer.controls.split(text)) == [(text, True)]
         assert smollm2_tokenizer.encode(text) == [smollm2_tokenizer.control_id(text)]
+
+
+def test_a_long_text_is_encoded_as_a_short_one_and_lets_other_threads_run(smollm2_tokenizer: Tokenizer) -> None:
+    line = "one 1234 é🙂 <|im_end|>\n\n  two"
+    count = 12_000
+    gaps = []
+
+    def beat() -> None:
+        before = time.perf_counter()
+        while not is_done.wait(0.001):
+            now = time.perf_counter()
+            gaps.append(now - before)
+            before = now
+
+    is_done = threading.Event()
+    thread = threading.Thread(target=beat)
+    thread.start()
+    began = time.perf_counter()
+    ids = smollm2_tokenizer.encode(line * count)
+    elapsed = time.perf_counter() - began
+    is_done.set()
+    thread.join()
+    short = smollm2_tokenizer.encode(line)
+    assert ids[: len(short)] == short and len(ids) == count * len(short)
+    assert max(gaps) < elapsed / 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from headrace.model.files import GgufVocabulary, TokenizerFile
 from headrace.text.chat import ChatTemplate, encode_chat, render_chat
 from headrace.text.tokenizer import Tokenizer
+from headrace.text.vocabulary import MAX_TOKENS
 from headrace.types import ModelError
 from tiny import MERGES, TOKENS
 
@@ -86,7 +88,7 @@ def test_an_added_token_that_is_not_special_is_a_token_in_every_text(tmp_path: P
     index = len(TOKENS)
     assert tokenizer.token_bytes[index] == b"<think>"
     assert index in tokenizer.encode("a<think>b", parse_special=False)
-    assert not tokenizer.is_special(index)
+    assert index not in tokenizer.special_ids
 
 
 def test_the_post_processor_decides_about_the_bos_unless_the_config_does(tmp_path: Path) -> None:
@@ -205,6 +207,45 @@ def test_a_missing_tokenizer_json_is_an_error_that_names_the_file(tmp_path: Path
         Tokenizer.load(tokenizer_file(tmp_path / "tokenizer.json"))
 
 
+@pytest.mark.parametrize("index", [MAX_TOKENS, 4_000_000_000])
+def test_an_id_that_would_need_a_huge_table_is_refused(tmp_path: Path, index: int) -> None:
+    path = saved(byte_level(), tmp_path)
+    document = json.loads(path.read_text())
+    document["model"]["vocab"]["a hole before it"] = index
+    path.write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=rf"tokenizer\.json: a token has the id {index:,}; ids must be less than"):
+        Tokenizer.load(tokenizer_file(path))
+
+
+def test_a_post_processor_that_makes_the_library_panic_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    path = saved(byte_level(), tmp_path)
+    document = json.loads(path.read_text())
+    single = [{"SpecialToken": {"id": "<nope>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    document["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        Tokenizer.load(tokenizer_file(path))
+
+
+def test_a_post_processor_that_adds_an_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    built = byte_level()
+    built.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 123_456)])
+    with pytest.raises(ModelError, match="adds the id 123,456; the largest is"):
+        Tokenizer.load(tokenizer_file(saved(built, tmp_path)))
+
+
+def test_an_interrupt_while_a_vocabulary_is_read_is_no_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(content: bytes) -> None:
+        raise KeyboardInterrupt
+
+    path = saved(byte_level(), tmp_path)
+    monkeypatch.setattr("headrace.text.vocabulary.tokenizers.Tokenizer", SimpleNamespace(from_buffer=interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        Tokenizer.load(tokenizer_file(path))
+
+
 def test_an_added_token_with_an_id_out_of_order_gets_the_next_one_as_in_transformers(tmp_path: Path) -> None:
     path = saved(byte_level(), tmp_path)
     document = json.loads(path.read_text())
@@ -242,7 +283,7 @@ def test_user_defined_tokens_are_tokens_but_not_special(tiny_vocabulary: GgufVoc
     index = len(tokens) - 1
     assert tokenizer.encode("<box> é", parse_special=False) == [index]
     assert tokenizer.token_bytes[index] == "<box> é".encode()
-    assert not tokenizer.is_special(index)
+    assert index not in tokenizer.special_ids
 
 
 def test_a_llama_3_vocabulary_has_a_bos_where_the_file_does_not_say(tiny_vocabulary: GgufVocabulary) -> None:

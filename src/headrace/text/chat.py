@@ -134,17 +134,25 @@ def plain_message(message: Message) -> dict[str, Any]:
     plain = {name: value for name, value in message.items() if value is not None}
     content = plain.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        plain["content"] = "\n".join(_part_text(part) for part in content)
+        plain["content"] = joined_parts(content)
     return plain
 
 
-def _part_text(part: Any) -> str:
+def joined_parts(parts: Sequence[Any], at: str = "content") -> str:
+    """The text of a content in parts, a line each, as vLLM joins them; RequestError, below `at`, if one is no text."""
+    return "\n".join(_part_text(part, f"{at}[{j}]") for j, part in enumerate(parts))
+
+
+def _part_text(part: Any, at: str) -> str:
     if isinstance(part, str):
         return part
-    if isinstance(part, Mapping) and isinstance(text := part.get("text"), str) and part.get("type", "text") == "text":
-        return text
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    raise RequestError(f"a content part of the type {kind!r} was given; only text is supported", "messages")
+    if kind != "text":
+        shown = repr(kind)[:64]
+        raise RequestError(f"{at} is of the type {shown}; only text is supported", f"{at}.type")
+    if not isinstance(text := part.get("text"), str):
+        raise RequestError(f"{at}.text is missing", f"{at}.text")
+    return text
 
 
 # Continuing the last message ----------------------------------------------------------------------------------

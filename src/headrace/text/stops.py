@@ -46,7 +46,7 @@ class StopMatcher:
         check_stops(stops)
         self._root = _automaton(stops)
         self._node = self._root
-        self._held = ""  # always the text of self._node: the longest suffix that begins a stop string
+        self.held = ""  # always the text of self._node: the longest suffix that begins a stop string
         self._is_included = is_included
 
     def push(self, text: str) -> StopText:
@@ -57,20 +57,15 @@ class StopMatcher:
         for index, char in enumerate(text):
             node = self._step(node, char)
             if node.stop is not None:
-                seen = self._held + text[: index + 1]
-                self._held = ""
+                seen = self.held + text[: index + 1]
+                self.held = ""
                 kept = len(seen) if self._is_included else len(seen) - len(node.stop)
                 return StopText(seen[:kept], node.stop)
         self._node = node
-        seen = self._held + text
+        seen = self.held + text
         safe = len(seen) - node.depth
-        self._held = seen[safe:]
+        self.held = seen[safe:]
         return StopText(seen[:safe])
-
-    def finish(self) -> str:
-        """What was held back: the text ended before it became a stop string."""
-        held, self._held, self._node = self._held, "", self._root
-        return held
 
     def _step(self, node: _Node, char: str) -> _Node:
         while (following := node.next.get(char)) is None:

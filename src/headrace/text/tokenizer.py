@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import tokenizers
+
 from headrace.model.files import GgufVocabulary, TokenizerFile
 from headrace.text.controls import ControlStrings, without_surrogates
 from headrace.text.vocabulary import Vocabulary, load_vocabulary
 from headrace.types import ModelError, RequestError
+
+LONG_CHARS = 1024  # shorter texts take less than what the library's batch call costs beside its work
 
 
 class Tokenizer:
@@ -37,13 +41,8 @@ class Tokenizer:
         """The tokenizer of a model's files; ModelError if it is of a kind that is not supported."""
         return cls(load_vocabulary(source), vocab_size)
 
-    @property
-    def control_strings(self) -> frozenset[str]:
-        """The texts that a parsing `encode` turns into special tokens."""
-        return frozenset(self._id_of_control)
-
     def control_id(self, text: str) -> int:
-        """The id of the special token whose text is `text`, one of `control_strings`."""
+        """The id of the special token whose text is `text`, one that `controls` finds."""
         return self._id_of_control[text]
 
     def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -54,7 +53,7 @@ class Tokenizer:
         surrogates, which no UTF-8 text can hold, become U+FFFD.
         """
         backend = self._vocabulary.parsing if parse_special else self._vocabulary.plain
-        ids: list[int] = backend.encode(without_surrogates(text), add_special_tokens=False).ids
+        ids = _ids(backend, without_surrogates(text))
         if not add_special:
             return ids
         prefix, suffix = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
@@ -69,8 +68,7 @@ class Tokenizer:
         text: here it is not the first.
         """
         anchor = self._vocabulary.anchor
-        ids: list[int] = self._vocabulary.plain.encode(anchor + without_surrogates(text), add_special_tokens=False).ids
-        return ids[1:]
+        return _ids(self._vocabulary.plain, anchor + without_surrogates(text))[1:]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; bytes that are no UTF-8 become U+FFFD. RequestError for an id outside the vocabulary."""
@@ -85,9 +83,6 @@ class Tokenizer:
             raise RequestError(f"{index} is no token id; the vocabulary is 0 to {self.vocab_size - 1}", "tokens")
         return index
 
-    def is_special(self, index: int) -> bool:
-        return index in self.special_ids
-
     def token_text(self, index: int) -> str:
         """The token's name in lists of logprobs: its text, or `bytes:\\xf0\\x9f` where it is a part of a character.
 
@@ -98,3 +93,12 @@ class Tokenizer:
             return content.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    """The ids of `text`. The library's batch call lets other threads run, a single one holds the interpreter's lock."""
+    if len(text) <= LONG_CHARS:
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+    else:
+        ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+    return ids

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from headrace.model.files import GgufVocabulary, TokenizerFile
 from headrace.types import ModelError
 
 MAX_TOKENIZER_BYTES = 128 * 2**20  # Gemma's tokenizer.json, with 262,144 tokens, has 33 MB
+MAX_TOKENS = 4 * 2**20  # the table of bytes is as long as the largest id; no vocabulary known has 300,000 tokens
 
 # llama.cpp's token types that matter here (enum llama_token_type)
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4
@@ -77,7 +78,7 @@ def _llama3() -> _Splitting:
 
 
 # By `tokenizer.ggml.pre`; each was compared with llama.cpp on tests/golden/tokenizer_corpus.json
-_SPLITTINGS: dict[str, Callable[[], _Splitting]] = {
+_SPLITTINGS: Mapping[str, Callable[[], _Splitting]] = {
     "smollm": _smollm,
     "gpt-2": _gpt2,
     "llama-bpe": _llama3,
@@ -88,7 +89,11 @@ _SPLITTINGS: dict[str, Callable[[], _Splitting]] = {
 
 def load_vocabulary(source: GgufVocabulary | TokenizerFile) -> Vocabulary:
     """Build the tokenizer that `source` describes; ModelError naming the field if it is not supported."""
-    return _from_gguf(source) if isinstance(source, GgufVocabulary) else _from_file(source)
+    if isinstance(source, GgufVocabulary):
+        with _named_errors("tokenizer.ggml"):
+            return _from_gguf(source)
+    with _named_errors(str(source.path)):
+        return _from_file(source)
 
 
 # GGUF ---------------------------------------------------------------------------------------------------------
@@ -172,7 +177,9 @@ def _from_file(source: TokenizerFile) -> Vocabulary:
     anchor = _new_anchor()
     added = dict(sorted(parsing.get_added_tokens_decoder().items()))
     vocab = parsing.get_vocab(with_added_tokens=True)
-    token_bytes = [b""] * (max(vocab.values(), default=-1) + 1)
+    if (largest := max(vocab.values(), default=-1)) >= MAX_TOKENS:
+        raise ModelError(f"{source.path}: a token has the id {largest:,}; ids must be less than {MAX_TOKENS:,}")
+    token_bytes = [b""] * (largest + 1)
     for token, index in vocab.items():
         token_bytes[index] = token.encode("utf-8", "replace") if index in added else bytes_of(token)
     named = {
@@ -191,6 +198,9 @@ def _from_file(source: TokenizerFile) -> Vocabulary:
         prefix_ids = _edge_ids("bos", bos_id, is_added=source.add_bos)
     if source.add_eos is not None:
         suffix_ids = _edge_ids("eos", eos_id, is_added=source.add_eos)
+    for index in (*prefix_ids, *suffix_ids):
+        if index > largest:
+            raise ModelError(f"{source.path}: the post_processor adds the id {index:,}; the largest is {largest:,}")
     return Vocabulary(
         parsing=parsing,
         plain=_without_special(parsing, added, anchor),
@@ -212,8 +222,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
         content = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from error
-    with _named_errors(str(path)):
-        parsing = tokenizers.Tokenizer.from_buffer(content)
+    parsing = tokenizers.Tokenizer.from_buffer(content)
     # A tokenizer.json may ask for both; they would cut a prompt silently
     parsing.no_truncation()
     parsing.no_padding()
@@ -255,12 +264,16 @@ def _edges_of_post_processor(parsing: tokenizers.Tokenizer) -> tuple[tuple[int, 
 
 @contextlib.contextmanager
 def _named_errors(source: str) -> Iterator[None]:
-    """The library raises bare exceptions that do not say which file they are about."""
+    """The library raises bare exceptions that do not say which file they are about.
+
+    Where its Rust panics the exception derives from BaseException, lest anybody catch it by accident; here it is
+    caught on purpose, since what panics is the file's fault.
+    """
     try:
         yield
-    except ModelError:
+    except (ModelError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise ModelError(f"{source}: {error}") from error
 
 
