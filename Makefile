@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt $(wildcard csrc/*.cpp csrc/*.h csrc/simd/*.h csrc/kernels/*.inc)
-SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/simd/*.h csrc/kernels/*.inc)
+SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*/*.h csrc/*/*.inc)
+NATIVE := CMakeLists.txt $(SOURCES) $(wildcard csrc/*.cmake)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --require-virtualenv
 MODEL ?= smollm2-135m
 PORT ?= 8000
