@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -64,6 +65,57 @@ def test_headers_that_are_too_large_get_a_431(server: Running) -> None:
     for head in (b"X-Pad: " + b"a" * 100_000, b"".join(b"X-%d: a\r\n" % i for i in range(10_000))):
         answer = exchange(server, HEAD + head)
         assert answer.startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize("trailer", [b"X-Pad: " + b"a" * 300_000 + b"\r\n", b"X-Pad: a\r\n" * 30_000])
+@pytest.mark.parametrize("head", [HEAD, b"GET /health HTTP/1.1\r\nHost: localhost\r\n"])
+def test_trailers_count_as_headers(server: Running, head: bytes, trailer: bytes) -> None:
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    with connect(server) as sock:
+        sock.sendall(chunked)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(50):  # megabytes, were they taken
+                sock.sendall(trailer)
+                time.sleep(0.01)
+            pytest.fail("the trailers were taken")
+    assert server.client.get("/health").status_code == 200
+
+
+def test_a_chunked_body_may_have_more_framing_than_headers_may_have_bytes(server: Running) -> None:
+    prompt = json.dumps({"prompt": "x" * 30_000}).encode()
+    response = server.client.post("/v1/completions", content=(prompt[i : i + 1] for i in range(len(prompt))))
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_trailer_is_no_header_of_the_request(server: Running) -> None:
+    chunked = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    body = b"%x\r\n%s\r\n0\r\nX-Request-Id: smuggled\r\nX-Last: one\r\n\r\n" % (len(BODY), BODY)
+    seen: list[Any] = []
+    app = server.server.config.loaded_app
+
+    async def watched(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope, receive, send)
+        seen.append(scope["headers"])
+
+    server.server.config.loaded_app, kept = watched, app
+    try:
+        assert b" 200 " in exchange(server, chunked, body)
+    finally:
+        server.server.config.loaded_app = kept
+    assert seen and not any(value == b"smuggled" for headers in seen for _, value in headers)
+
+
+def test_a_body_that_goes_on_after_the_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.protocol.BODY_TIMEOUT_S", 0.3)
+    with running() as server, connect(server) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert sock.recv(10_000).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() - began < 5:
+                sock.sendall(b"1\r\nx\r\n")
+                time.sleep(0.02)
+        assert time.monotonic() - began < 2
 
 
 def test_many_requests_on_one_connection_are_no_large_header(server: Running) -> None:

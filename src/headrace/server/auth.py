@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.server.openai.errors import Refusal, printable
 from headrace.server.wire import send_refusal
+from headrace.types import RequestError
 
 OPEN_PATHS = frozenset({"/health", "/ping"})  # probes of load balancers carry no key, and learn one bit
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -25,16 +26,21 @@ ANY_HOST = "*"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What a request must show."""
+    """What a request must show. RequestError for a key that is none, or that no header could carry."""
 
     api_key: str | None
     hosts: frozenset[str]  # names and addresses that the Host header may have, lower case, without port
     allows_addresses: bool = False  # bound to every address: any literal one is ours; names are not (DNS rebinding)
 
+    def __post_init__(self) -> None:
+        check_key(self.api_key)
+        if "" in self.hosts:  # what a request without a Host header would show
+            raise RequestError("a host is empty; name an address, 0.0.0.0 for all of IPv4 or :: for all", "host")
+
     @classmethod
     def of(cls, bound_host: str, api_key: str | None, allowed_hosts: Sequence[str] = ()) -> Access:
         """The rules of a server bound to `bound_host`, with further names from the operator."""
-        hosts = LOOPBACK_HOSTS | {bound_host.lower()} | {host.lower() for host in allowed_hosts}
+        hosts = LOOPBACK_HOSTS | {_host_name(host) for host in (bound_host, *allowed_hosts)}
         return cls(api_key, hosts, _is_wildcard(bound_host))
 
     def allows_host(self, host: str | None) -> bool:
@@ -49,7 +55,7 @@ class Access:
         if self.api_key is None:
             return True
         scheme, _, key = (authorization or "").partition(" ")
-        shown = key.strip().encode("latin-1", "replace")  # headers are decoded as latin-1, whatever the client meant
+        shown = key.strip(" ").encode("latin-1", "replace")  # headers are decoded as latin-1, whatever the client meant
         return scheme.lower() == "bearer" and hmac.compare_digest(shown, self.api_key.encode())
 
     def refusal(self, path: str, headers: Headers) -> Refusal | None:
@@ -58,7 +64,7 @@ class Access:
         if not self.allows_host(host):
             message = f"the Host header is {printable(host or 'missing')!r}, which this server does not answer to"
             return Refusal(403, f"{message}; allow it with --allowed-host", None, "host_not_allowed")
-        if origin is not None and not self.allows_host(urlsplit_host(origin)):
+        if origin is not None and not self.allows_host(_origin_host(origin)):
             return Refusal(403, "requests from other sites' pages are refused", None, "origin_not_allowed")
         if path not in OPEN_PATHS and not self.allows_key(headers.get("authorization")):
             message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
@@ -88,7 +94,17 @@ def is_loopback(host: str) -> bool:
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
-def urlsplit_host(origin: str) -> str:
+def check_key(api_key: str | None) -> None:
+    """Raise RequestError for a key that would open the server to everybody, or to nobody. None is no key."""
+    if api_key is not None and (not api_key or api_key != api_key.strip() or not api_key.isprintable()):
+        raise RequestError(
+            "the API key must be at least one printable character, without white space around it; "
+            "leave it out for no key",
+            "api_key",
+        )
+
+
+def _origin_host(origin: str) -> str:
     """The host of an Origin header; empty for `null` and for what is no URL."""
     try:
         return urlsplit(origin).netloc
@@ -113,4 +129,4 @@ def _is_address(name: str) -> bool:
 
 
 def _is_wildcard(host: str) -> bool:
-    return host == "" or (_is_address(host) and ipaddress.ip_address(host).is_unspecified)
+    return _is_address(host) and ipaddress.ip_address(host).is_unspecified

@@ -18,7 +18,7 @@ import uvloop
 from starlette.applications import Starlette
 
 from headrace.server.admission import Admission
-from headrace.server.auth import is_loopback
+from headrace.server.auth import check_key, is_loopback
 from headrace.server.limits import GRACE_S, KEEP_ALIVE_S
 from headrace.server.protocol import LimitedProtocol
 from headrace.types import CapacityError, RequestError
@@ -30,7 +30,10 @@ TAIL_S = 2.0  # for the last bytes to leave once every answer has ended
 
 
 def check_reach(host: str, api_key: str | None) -> None:
-    """Raise RequestError for an address that others reach without a key."""
+    """Raise RequestError for an address that others reach without a key, and for what is no address or no key."""
+    check_key(api_key)
+    if not host.strip():
+        raise RequestError("--host is empty; name an address, 0.0.0.0 for all of IPv4 or :: for all", "host")
     if api_key is None and not is_loopback(host):
         raise RequestError(
             f"--host {host} lets other machines in, so an API key is needed: give --api-key KEY, or serve on 127.0.0.1",
@@ -44,10 +47,11 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         sock.close()
+        reason = error.strerror if isinstance(error, OSError) else "ports are 0 to 65535"
         raise CapacityError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another with --host and --port"
+            f"cannot listen on {host}:{port}: {reason}; choose another with --host and --port"
         ) from None
     return sock
 

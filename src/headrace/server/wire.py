@@ -114,14 +114,14 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._send_all(send))
+        async with contextlib.aclosing(self.rest):
+            await unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await self._send(send, self.first)
-        async with contextlib.aclosing(self.rest):
-            async for piece in self.rest:
-                await self._send(send, piece)
+        async for piece in self.rest:
+            await self._send(send, piece)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, piece: bytes) -> None:
