@@ -30,11 +30,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headrace.ops import F32, I32, I64, RowResults, SamplingRows
+from headrace.ops import F32, I32, I64, U32, RowResults, SamplingRows
 
 F64 = npt.NDArray[np.float64]
-U32 = npt.NDArray[np.uint32]
-U64 = npt.NDArray[np.uint64]
 
 NOTHING = -1  # the token of a row in which none can be drawn
 NOISE_DOMAIN = 1  # last word of the counter: another use of the same key takes another
