@@ -11,6 +11,8 @@ import math
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import UnionType
+from typing import NamedTuple
 
 # Errors -------------------------------------------------------------------------------------------------------
 #
@@ -52,6 +54,14 @@ MAX_LOGPROBS = 64  # top-N alternatives per position; OpenAI allows 20, vLLM's c
 MAX_STOP_TOKEN_IDS = 256
 MAX_LOGIT_BIAS = 1024
 MAX_SEED = 2**64 - 1
+MAX_INT32 = 2**31 - 1
+
+_OPTIONAL_INTEGERS = (
+    ("seed", MAX_SEED),
+    ("max_tokens", MAX_INT32),
+    ("logprobs", MAX_LOGPROBS),
+    ("prompt_logprobs", MAX_LOGPROBS),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +90,33 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same for every prompt token after the first
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_k", self.top_k, 0, 2**31 - 1)
-        _check_range("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.seed is not None:
-            _check_range("seed", self.seed, 0, MAX_SEED)
-        if self.max_tokens is not None:
-            _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
-            if self.min_tokens > self.max_tokens:
+        _check_real("temperature", self.temperature, 0.0, 100.0)
+        _check_real("top_p", self.top_p, 0.0, 1.0, is_low_open=True)
+        _check_real("min_p", self.min_p, 0.0, 1.0)
+        _check_real("repetition_penalty", self.repetition_penalty, 0.0, 100.0, is_low_open=True)
+        _check_real("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_integer("top_k", self.top_k, MAX_INT32)
+        _check_integer("min_tokens", self.min_tokens, MAX_INT32)
+        for name, limit in _OPTIONAL_INTEGERS:
+            if (value := getattr(self, name)) is not None:
+                _check_integer(name, value, limit)
+        _check_type("ignore_eos", self.ignore_eos, bool, "true or false")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", "min_tokens"
+            )
+        _check_tuple("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "token ids")
+        for token in self.stop_token_ids:
+            _check_type("stop_token_ids", token, int, "a tuple of token ids, which are integers")
+        _check_tuple("logit_bias", self.logit_bias, MAX_LOGIT_BIAS, "pairs (token id, bias)")
+        for entry in self.logit_bias:
+            if not isinstance(entry, tuple) or len(entry) != 2:
                 raise RequestError(
-                    f"min_tokens is {self.min_tokens}, more than max_tokens ({self.max_tokens})", "min_tokens"
+                    f"logit_bias has {entry!r}; each entry must be a pair (token id, bias)", "logit_bias"
                 )
-        for name in ("logprobs", "prompt_logprobs"):
-            if (count := getattr(self, name)) is not None:
-                _check_range(name, count, 0, MAX_LOGPROBS)
-        _check_length("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
-        _check_length("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
-        for _, bias in self.logit_bias:
-            _check_range("logit_bias", bias, -100.0, 100.0)
+            _check_type("logit_bias", entry[0], int, "pairs (token id, bias), and token ids are integers")
+            _check_real("logit_bias", entry[1], -100.0, 100.0)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise RequestError if a token id named here is outside a vocabulary of `vocab_size`."""
@@ -122,15 +136,36 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
 
-def _check_range(name: str, value: float, low: float, high: float, *, is_low_open: bool = False) -> None:
-    if math.isnan(value) or not low <= value <= high or (is_low_open and value == low):
+def _check_type(name: str, value: object, kind: type | UnionType, meaning: str) -> None:
+    """A bool is an int to Python, and to nobody else."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise RequestError(f"{name} is {value!r}; it must be {meaning}", name, "invalid_type")
+
+
+def _check_real(name: str, value: float, low: float, high: float, *, is_low_open: bool = False) -> None:
+    _check_type(name, value, int | float, "a number")
+    if not low <= value <= high or (is_low_open and value == low):  # NaN is not in any range
         border = "greater than" if is_low_open else "at least"
         raise RequestError(f"{name} is {value}; it must be {border} {low} and at most {high}", name)
 
 
-def _check_length(name: str, length: int, limit: int) -> None:
-    if length > limit:
-        raise RequestError(f"{name} has {length} entries; at most {limit} are allowed", name)
+def _check_integer(name: str, value: int, high: int) -> None:
+    _check_type(name, value, int, "an integer")
+    if not 0 <= value <= high:
+        raise RequestError(f"{name} is {value}; it must be at least 0 and at most {high}", name)
+
+
+def _check_tuple(name: str, value: tuple[object, ...], limit: int, entries: str) -> None:
+    _check_type(name, value, tuple, f"a tuple of {entries}")
+    if len(value) > limit:
+        raise RequestError(f"{name} has {len(value)} entries; at most {limit} are allowed", name)
+
+
+class Bias(NamedTuple):
+    """What is added to the logits of some tokens, as the columns that kernels read."""
+
+    ids: array[int]  # 'i'
+    values: array[float]  # 'f'; -inf forbids
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +179,22 @@ class Request:
     stop_ids: frozenset[int] = frozenset()  # the model's end tokens (unless ignored) and params.stop_token_ids
     choice: int = 0
     priority: int = 0  # lower runs first, under the priority order
-    tenant: str = ""
-    deadline_us: int | None = None
     cache_salt: bytes = b""
     arrival_us: int = 0
+    # Of the params, made once: a step of 64 rows with 1,024 biases each must not go through them one by one.
+    bias: Bias = field(init=False, repr=False, compare=False)  # logit_bias
+    early_bias: Bias = field(init=False, repr=False, compare=False)  # and no end before min_tokens
+
+    def __post_init__(self) -> None:
+        bias, stops = self.params.logit_bias, sorted(self.stop_ids)
+        ids, values = array("i", [token for token, _ in bias]), array("f", [value for _, value in bias])
+        object.__setattr__(self, "bias", Bias(ids, values))
+        early = Bias(ids + array("i", stops), values + array("f", [-math.inf] * len(stops)))
+        object.__setattr__(self, "early_bias", early)
+
+    def bias_at(self, position: int) -> Bias:
+        """What is added to the logits of the token at `position`, counted from the start of the prompt."""
+        return self.early_bias if position - len(self.prompt) < self.params.min_tokens else self.bias
 
 
 # What a step does ---------------------------------------------------------------------------------------------
@@ -156,8 +203,6 @@ class Request:
 class KVKind(enum.Enum):
     FULL = "full"  # keeps every position
     WINDOW = "window"  # keeps the last `window` positions
-    LATENT = "latent"  # multi-head latent attention: one compressed row
-    DRAFT = "draft"  # a draft model's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ row's position: the counter of its noise, what min_tokens forbids, which history
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,20 @@ from headrace.types import Request, StepPlan
 
 NO_LOGPROBS = -1
 
+_Item = TypeVar("_Item", bound=np.generic)
+_Draw = tuple[int, int]  # the slice that draws, and the position of the token drawn
+
 
 def pack(plan: StepPlan) -> Batch:
     """The plan's arrays are shared, not copied: it must not change while the batch is in use."""
-    token_ends, rows = _ints(plan.token_offsets)[1:], _Rows(plan)
+    token_offsets, starts, rows = _ints(plan.token_offsets), _ints(plan.starts), _Rows(plan)
     # the rows of a slice belong to the last tokens that it feeds
-    row_tokens = rows.index + np.repeat(token_ends - rows.ends, rows.counts).astype(np.int32)
-    slice_shift = _ints(plan.starts) - _ints(plan.token_offsets)[:-1]
-    positions = row_tokens + np.repeat(slice_shift, rows.counts) + np.int32(1)
+    row_tokens = rows.index + rows.spread(token_offsets[1:] - rows.ends)
+    positions = row_tokens + rows.spread(starts - token_offsets[:-1] + np.int32(1))
     return Batch(
         tokens=_ints(plan.tokens),
-        token_offsets=_ints(plan.token_offsets),
-        starts=_ints(plan.starts),
+        token_offsets=token_offsets,
+        starts=starts,
         row_tokens=row_tokens,
         block_offsets=tuple(map(_ints, plan.block_offsets)),
         blocks=tuple(map(_ints, plan.blocks)),
@@ -43,74 +45,85 @@ class _Rows:
     def __init__(self, plan: StepPlan) -> None:
         offsets = _ints(plan.row_offsets)
         self.ends = offsets[1:]
-        self.counts = offsets[1:] - offsets[:-1]
         self.index = np.arange(plan.num_rows, dtype=np.int32)
-        self.slices = np.repeat(np.arange(plan.num_slices), self.counts)
-        self.is_one_each = bool((self.counts == 1).all())
+        self._counts = offsets[1:] - offsets[:-1]
+        self._is_one_each = bool((self._counts == 1).all())
+        self.slices = np.arange(plan.num_slices)
+        if not self._is_one_each:
+            self.slices = np.repeat(self.slices, self._counts)
 
-    def spread(self, values: Iterable[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def spread(self, column: npt.NDArray[_Item]) -> npt.NDArray[_Item]:
         """One value per slice, repeated for each of its rows."""
-        column = np.array(list(values), dtype)
-        return column if self.is_one_each else column[self.slices]
+        return column if self._is_one_each else np.repeat(column, self._counts)
+
+    def ints(self, values: list[int]) -> I32:
+        return self.spread(np.array(values, np.int32))
+
+    def floats(self, values: list[float]) -> F32:
+        return self.spread(np.array(values, np.float32))
 
 
 def _sampling(plan: StepPlan, rows: _Rows, positions: I32) -> SamplingRows:
     requests, params = plan.requests, [request.params for request in plan.requests]
     targets = _ints(plan.targets)
-    drawn = rows.spread((NO_LOGPROBS if p.logprobs is None else p.logprobs for p in params), np.int32)
-    scored = rows.spread((NO_LOGPROBS if p.prompt_logprobs is None else p.prompt_logprobs for p in params), np.int32)
-    num_prompt = rows.spread((len(request.prompt) for request in requests), np.int32)
-    bias_offsets, bias_ids, bias_values = _biases(requests, rows, positions)
-    history_offsets, history = _histories(plan.histories, rows, positions)
+    drawn = rows.ints([NO_LOGPROBS if p.logprobs is None else p.logprobs for p in params])
+    scored = rows.ints([NO_LOGPROBS if p.prompt_logprobs is None else p.prompt_logprobs for p in params])
+    # what is drawn, row by row; a row that scores a known token needs neither biases nor a history
+    draws = [
+        (s, position) if target < 0 else None
+        for s, position, target in zip(rows.slices.tolist(), positions.tolist(), plan.targets, strict=True)
+    ]
+    bias_offsets, bias_ids, bias_values = _biases(requests, draws)
+    history_offsets, history = _histories(plan.histories, draws)
     return SamplingRows(
         targets=targets,
         positions=positions,
-        seeds=rows.spread((request.seed for request in requests), np.uint64),
-        choices=rows.spread((request.choice for request in requests), np.int32),
-        temperature=rows.spread((p.temperature for p in params), np.float32),
-        top_k=rows.spread((p.top_k for p in params), np.int32),
-        top_p=rows.spread((p.top_p for p in params), np.float32),
-        min_p=rows.spread((p.min_p for p in params), np.float32),
-        repetition_penalty=rows.spread((p.repetition_penalty for p in params), np.float32),
-        presence_penalty=rows.spread((p.presence_penalty for p in params), np.float32),
-        frequency_penalty=rows.spread((p.frequency_penalty for p in params), np.float32),
+        seeds=rows.spread(np.array([request.seed for request in requests], np.uint64)),
+        choices=rows.ints([request.choice for request in requests]),
+        temperature=rows.floats([p.temperature for p in params]),
+        top_k=rows.ints([p.top_k for p in params]),
+        top_p=rows.floats([p.top_p for p in params]),
+        min_p=rows.floats([p.min_p for p in params]),
+        repetition_penalty=rows.floats([p.repetition_penalty for p in params]),
+        presence_penalty=rows.floats([p.presence_penalty for p in params]),
+        frequency_penalty=rows.floats([p.frequency_penalty for p in params]),
         num_top=np.where(targets < 0, drawn, scored),
         bias_offsets=bias_offsets,
         bias_ids=bias_ids,
         bias_values=bias_values,
         history_offsets=history_offsets,
         history=history,
-        num_prompt=np.minimum(num_prompt, positions),
+        num_prompt=np.minimum(rows.ints([len(request.prompt) for request in requests]), positions),
     )
 
 
-def _biases(requests: Sequence[Request], rows: _Rows, positions: I32) -> tuple[I32, I32, F32]:
+def _biases(requests: Sequence[Request], draws: Sequence[_Draw | None]) -> tuple[I32, I32, F32]:
     """Each row's biases: the request's own, and -inf on what must not end the answer yet (min_tokens)."""
     if not any(request.params.logit_bias or request.params.min_tokens for request in requests):
-        return np.zeros(len(positions) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
-    offsets, ids, values = [0], array("i"), array("f")
-    for s, position in zip(rows.slices.tolist(), positions.tolist(), strict=True):
-        request = requests[s]
-        for token, bias in request.params.logit_bias:
-            ids.append(token)
-            values.append(bias)
-        if position - len(request.prompt) < request.params.min_tokens:
-            ids.extend(sorted(request.stop_ids))
-            values.extend([-np.inf] * len(request.stop_ids))
+        return np.zeros(len(draws) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+    offsets, ids, values = array("i", [0]), array("i"), array("f")
+    for draw in draws:
+        if draw is not None:
+            s, position = draw
+            bias = requests[s].bias_at(position)
+            ids += bias.ids
+            values += bias.values
         offsets.append(len(ids))
-    return np.array(offsets, np.int32), _ints(ids), np.asarray(values)
+    return _ints(offsets), _ints(ids), np.asarray(values)
 
 
-def _histories(histories: Sequence[array[int] | None], rows: _Rows, positions: I32) -> tuple[I32, I32]:
+def _histories(histories: Sequence[array[int] | None], draws: Sequence[_Draw | None]) -> tuple[I32, I32]:
     """Each row's tokens before the one that it predicts, where its request wants them."""
     if all(history is None for history in histories):
-        return np.zeros(len(positions) + 1, np.int32), np.zeros(0, np.int32)
-    empty = np.zeros(0, np.int32)
-    tables = [empty if history is None else _ints(history) for history in histories]
-    parts = [tables[s][:position] for s, position in zip(rows.slices.tolist(), positions.tolist(), strict=True)]
-    offsets = np.zeros(len(parts) + 1, np.int32)
-    np.cumsum([len(part) for part in parts], out=offsets[1:])
-    return offsets, np.concatenate(parts) if parts else empty
+        return np.zeros(len(draws) + 1, np.int32), np.zeros(0, np.int32)
+    offsets, tokens = array("i", [0]), array("i")
+    for draw in draws:
+        if draw is not None:
+            s, position = draw
+            if (history := histories[s]) is not None:
+                tokens += history if position == len(history) else history[:position]
+        offsets.append(len(tokens))
+    return _ints(offsets), _ints(tokens)
 
 
 def _ints(values: array[int]) -> I32:

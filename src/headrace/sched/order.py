@@ -14,7 +14,7 @@ Rank = tuple[int, int]  # smaller comes first; the second number is the arrival'
 
 
 class Order(Protocol):
-    """An admission rule. Fair share fits here too: a start tag per tenant, kept by the order, is a rank."""
+    """An admission rule. Fair share would fit here too: a start tag per user, kept by the order, is a rank."""
 
     @property
     def is_batched(self) -> bool:

@@ -37,7 +37,10 @@ def lay_out(step: int, flight: SequenceOf[Sequence], num_groups: int) -> StepPla
         for table, ids, offsets in zip(seq.tables, blocks, block_offsets, strict=True):
             ids += table
             offsets.append(len(ids))
-        histories.append(seq.tokens[:end] + seq.drafts if seq.needs_history else None)
+        history = seq.tokens[:end] if seq.needs_history else None
+        if history is not None:
+            history += seq.drafts
+        histories.append(history)
     return StepPlan(
         step=step,
         requests=tuple([seq.request for seq in flight]),
