@@ -116,6 +116,13 @@ inline const Kernels& kernels_named(const std::string& name) {
     throw nb::value_error(("no kernels for \"" + name + "\" in this build or on this processor").c_str());
 }
 
+inline Format format_named(const std::string& name) {
+    for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1}) {
+        if (name == traits(format).name) return format;
+    }
+    throw nb::value_error(("no kernels for weights of format \"" + name + "\"").c_str());
+}
+
 inline void raise_if(const std::string& problem) {
     if (!problem.empty()) throw nb::value_error(problem.c_str());
 }

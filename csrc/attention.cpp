@@ -82,6 +82,10 @@ void plan_attention(Replay& replay, int num_kv_heads) {
     if (!is_split) std::reverse(replay.items.begin(), replay.items.end());
 }
 
+std::size_t Attention::max_tiles(const Bounds& bounds) const {
+    return max_items(bounds.max_tokens, bounds.max_seqs, bounds.max_len) * cache->num_kv_heads();
+}
+
 void Attention::run(const Replay& replay, int tile, int thread) const {
     const KvLayer kv = cache->layer(layer);
     const AttentionItem& item = replay.items[tile / kv.num_kv_heads];

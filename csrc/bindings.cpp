@@ -35,13 +35,6 @@ void check_count(const char* name, std::int64_t value, std::int64_t low, std::in
              std::to_string(high));
 }
 
-Format format_named(const std::string& name) {
-    for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1}) {
-        if (name == traits(format).name) return format;
-    }
-    throw nb::value_error(("no kernels for weights of format \"" + name + "\"").c_str());
-}
-
 RowKind kind(bool is_rows) { return is_rows ? RowKind::logits : RowKind::tokens; }
 
 std::vector<double> doubles(nb::handle object, const char* name) {
@@ -105,7 +98,7 @@ std::shared_ptr<KvCache> make_kv(const std::string& dtype, int num_layers, int n
 
 void allocate_kv(KvCache& cache, int num_blocks) {
     check_count("num_blocks", num_blocks, 1, kMaxSide);
-    if (cache.num_blocks() != 0) raise_if("the KV memory is allocated already");
+    if (cache.num_blocks() != 0) raise_if("the KV cache is allocated already");
     cache.allocate(num_blocks);
 }
 
@@ -182,7 +175,7 @@ void bind_memory(nb::module_& module) {
         .def_prop_ro("columns", [](const Weight& it) { return it.matrix().cols; })
         .def("pack", &pack, "pool"_a, "data"_a)
         .def("to_f32", &to_f32);
-    nb::class_<KvCache>(module, "KvMemory")
+    nb::class_<KvCache>(module, "KvCache")
         .def(nb::new_(&make_kv), "dtype"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a)
         .def_prop_ro("block_nbytes", &KvCache::block_nbytes)
         .def_prop_ro("nbytes", &KvCache::nbytes)
@@ -231,6 +224,7 @@ void bind_program(nb::module_& module) {
             "weight"_a)
         .def_prop_ro("arena_nbytes", &Program::arena_nbytes)
         .def_prop_ro("scratch_nbytes", &Program::scratch_nbytes)
+        .def_prop_ro("max_tiles", &Program::max_tiles)
         .def("allocate", &Program::allocate)
         .def(
             "run",
@@ -247,6 +241,9 @@ void bind_program(nb::module_& module) {
 NB_MODULE(_core, module) {
     module.attr("BLOCK_TOKENS") = kBlockTokens;
     module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+    module.attr("MAX_SIDE") = kMaxSide;
+    module.attr("MAX_THREADS") = ThreadPool::kMaxThreads;
+    module.attr("MAX_TILES") = ThreadPool::kMaxTiles;
     module.attr("MAX_TOP") = kMaxTop;
     module.def("available_isas", &available_isas);
     bind_memory(module);

@@ -32,13 +32,6 @@ void require(bool is_right, const char* what) {
     if (!is_right) throw nb::value_error(what);
 }
 
-Format format_named(const std::string& name) {
-    for (const Format format : {Format::f32, Format::f16, Format::bf16, Format::q8_0, Format::q4_0, Format::q4_1}) {
-        if (traits(format).name == name) return format;
-    }
-    throw nb::value_error(("no weight format is named \"" + name + "\"").c_str());
-}
-
 // A matrix packed from the bytes of its rows.
 struct Packed {
     Matrix matrix;

@@ -1,6 +1,4 @@
 // Which instruction sets the build has and the machine can run. Compiled without instruction-set flags.
-#include <initializer_list>
-
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -85,13 +83,6 @@ const Kernels* kernels_for(Isa isa) {
             return nullptr;
     }
     return nullptr;
-}
-
-const Kernels* best_kernels() {
-    for (const Isa isa : {Isa::avx512, Isa::neon, Isa::avx2}) {
-        if (const Kernels* kernels = kernels_for(isa)) return kernels;
-    }
-    return &kernels_scalar;
 }
 
 }  // namespace headrace

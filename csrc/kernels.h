@@ -156,6 +156,5 @@ struct Kernels {
 enum class Isa : std::uint8_t { scalar, avx2, avx512, neon };
 // Null where the build or the processor (cpuid and XCR0) lacks it.
 const Kernels* kernels_for(Isa isa);
-const Kernels* best_kernels();
 
 }  // namespace headrace

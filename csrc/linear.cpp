@@ -30,6 +30,12 @@ Claims claims(const Replay& replay, int num_rows, int all_weight_tiles, std::siz
     return {weight_tiles, kClaimRows, row_claims};
 }
 
+// The most claims that a weight can be cut into.
+std::size_t max_claims(const Matrix& w, int num_rows) {
+    const std::size_t row_claims = (num_rows + kClaimRows - 1) / kClaimRows;
+    return (w.num_tiles() + kTilesAtOnce - 1) / kTilesAtOnce * row_claims;
+}
+
 struct Target {
     float* out;
     std::size_t stride;
@@ -86,6 +92,12 @@ void sample(const Replay& replay, int vocab, int row, float* logits, std::byte* 
 
 }  // namespace
 
+std::size_t Linear::max_tiles(const Bounds& bounds) const {
+    std::size_t count = 0;
+    for (const Product& product : products) count += max_claims(product.weight->matrix(), max_rows(bounds, kind));
+    return count;
+}
+
 int Linear::tiles(const Replay& replay) const {
     const Claims cut = claims(replay, *this);
     int count = 0;
@@ -101,6 +113,10 @@ void Linear::run(const Replay& replay, int tile, int) const {
     multiply(replay, product->weight->matrix(), cut, tile, 0, replay.num_rows(kind),
              {product->out.row(replay, 0), std::size_t(product->out.width), has_add ? add->row(replay, 0) : nullptr,
               has_add ? std::size_t(add->width) : 0});
+}
+
+std::size_t Head::max_tiles(const Bounds& bounds) const {
+    return std::max(max_claims(weight->matrix(), bounds.max_rows), std::size_t(bounds.max_rows));
 }
 
 int Head::rounds(const Replay& replay) const {

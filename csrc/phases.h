@@ -20,6 +20,10 @@ inline constexpr int kQueryTile = 16;                  // query tokens that shar
 inline constexpr int kMaxSplitTokens = 16;             // steps of at most so many tokens may split contexts
 inline constexpr std::size_t kHeadBytes = 16u << 20;   // logits that exist at once: half of a common 32 MiB L3
 
+inline int max_rows(const Bounds& bounds, RowKind kind) {
+    return kind == RowKind::tokens ? bounds.max_tokens : bounds.max_rows;
+}
+
 // Partial attention, [states] each: flash-attention's running maximum, sum and [head_dim] weighted values.
 struct States {
     float* max;
@@ -147,12 +151,14 @@ using RowOp = std::variant<Embed, RmsNorm, Quantize, FillRotary, Rotate, StoreKv
 
 // Phases -----------------------------------------------------------------------------------------------------------
 //
-// A phase runs `rounds` times, each time over `tiles` tiles; Replay::round says which.
+// A phase runs `rounds` times, each time over `tiles` tiles; Replay::round says which. No step within the bounds gives
+// it more than `max_tiles`.
 
 struct Rows {
     RowKind kind;
     std::vector<RowOp> ops;
 
+    std::size_t max_tiles(const Bounds& bounds) const { return max_rows(bounds, kind); }
     int rounds(const Replay&) const { return 1; }
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;
@@ -169,6 +175,7 @@ struct Linear {
     std::vector<Product> products;
     std::optional<Buffer> add;  // joins the first product's sum
 
+    std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay&) const { return 1; }
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;
@@ -181,6 +188,7 @@ struct Attention {
     int num_heads;
     float scale;
 
+    std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay&) const { return 1; }
     int tiles(const Replay& replay) const { return int(replay.items.size()) * cache->num_kv_heads(); }
     void run(const Replay& replay, int tile, int thread) const;
@@ -193,6 +201,7 @@ struct Head {
     std::shared_ptr<const Weight> weight;
     std::optional<int> rest_row;
 
+    std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay& replay) const;
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;

@@ -26,8 +26,7 @@ T* take(std::byte*& rest, std::size_t bytes) {
 Buffer Program::buffer(std::size_t offset, int width, RowKind kind) {
     check_recording();
     require(width > 0, "a buffer must have a width");
-    const int rows = kind == RowKind::tokens ? bounds_.max_tokens : bounds_.max_rows;
-    arena_floats_ = std::max(arena_floats_, offset + std::size_t(rows) * width);
+    arena_floats_ = std::max(arena_floats_, offset + std::size_t(max_rows(bounds_, kind)) * width);
     return {offset, width};
 }
 
@@ -180,9 +179,18 @@ std::size_t Program::scratch_nbytes() const {
            pool_->num_threads() * of_thread + align(planning);
 }
 
+std::size_t Program::max_tiles() const {
+    std::size_t most = 0;
+    for (const Phase& phase : phases_) {
+        most = std::max(most, std::visit([&](const auto& it) { return it.max_tiles(bounds_); }, phase));
+    }
+    return most;
+}
+
 void Program::allocate() {
     require(!arena_, "the program has its memory already");
     require(has_head_, "the program has no head yet");
+    require(max_tiles() <= ThreadPool::kMaxTiles, "a step within the bounds has more tiles than the pool counts");
     arena_ = Memory(arena_nbytes());
     scratch_ = Memory(scratch_nbytes());
     replay_.arena = arena_.floats();

@@ -44,6 +44,8 @@ public:
     std::size_t arena_nbytes() const { return arena_floats_ * sizeof(float); }
     // What a step needs beside the arena: quantized inputs, rotary tables, attention states, logits, the sampler's own.
     std::size_t scratch_nbytes() const;
+    // The most tiles that a phase of any step may have; the pool counts to ThreadPool::kMaxTiles.
+    std::size_t max_tiles() const;
     // Ends recording and takes the memory.
     void allocate();
 

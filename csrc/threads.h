@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -67,10 +69,22 @@ public:
     static constexpr int kMaxThreads = 1024;
     static constexpr int kMaxTiles = (1 << 20) - 1 - kMaxThreads;  // of one phase; see Ticket
 
-    // `num_threads` compute, the one that calls run() among them. Workers inherit the caller's affinity.
+    // `num_threads` compute, the one that calls run() among them. Workers inherit the caller's affinity. Throws
+    // std::runtime_error, saying how many there were, if the system does not give that many.
     explicit ThreadPool(int num_threads) : num_threads_(num_threads), owner_(getpid()) {
         workers_ = std::make_unique<std::vector<std::thread>>();
-        for (int thread = 1; thread < num_threads; ++thread) workers_->emplace_back([this, thread] { serve(thread); });
+        try {
+            workers_->reserve(num_threads - 1);
+            for (int thread = 1; thread < num_threads; ++thread) {
+                workers_->emplace_back([this, thread] { serve(thread); });
+            }
+        } catch (const std::exception& error) {  // std::system_error, or no memory for one more
+            const std::string reason = error.what();
+            const std::size_t num_started = 1 + workers_->size();
+            close();
+            throw std::runtime_error("the system gave " + std::to_string(num_started) + " of " +
+                                     std::to_string(num_threads) + " threads: " + reason);
+        }
     }
     ~ThreadPool() { close(); }
     ThreadPool(const ThreadPool&) = delete;

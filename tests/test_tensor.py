@@ -168,7 +168,12 @@ def test_a_tensor_without_axes_is_refused() -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_move_whole_whatever_the_format(name: str) -> None:
     matrix = from_f32(random_rows(), FORMATS[name])
-    order = np.array([7, 0, 3, 3])
+    order = np.array([7, 0, 3, 1, 2, 6, 5, 4])
     moved = matrix.rows(order)
-    assert moved.shape == (4, 4 * GROUP)
+    assert moved.stored is matrix.stored  # nothing is copied before it is asked for
     np.testing.assert_array_equal(moved.to_f32(), matrix.to_f32()[order])
+
+
+def test_an_order_that_does_not_have_every_row_is_refused() -> None:
+    with pytest.raises(ValueError, match="an order of 2 rows does not fit"):
+        from_f32(random_rows(), FORMATS["f32"]).rows(np.array([1, 0]))

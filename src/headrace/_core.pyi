@@ -1,4 +1,4 @@
-"""The C++ core: thread pool, packed weights, KV memory and the recorded program. Shapes are checked at this border."""
+"""The C++ core: thread pool, packed weights, KV cache and the recorded program. Shapes are checked at this border."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,15 @@ F64 = npt.NDArray[np.float64]
 
 BLOCK_TOKENS: int
 MAX_HEAD_DIM: int
+MAX_SIDE: int  # rows or columns of a weight, tokens, blocks
+MAX_THREADS: int
+MAX_TILES: int  # of a phase
 MAX_TOP: int
 
 def available_isas() -> list[str]: ...  # best first, of "avx512", "avx2", "scalar"
 
 class ThreadPool:
-    """`num_threads` threads in all, the caller's included."""
+    """`num_threads` threads in all, the caller's included. RuntimeError if the system does not give as many."""
 
     def __init__(self, num_threads: int) -> None: ...
     @property
@@ -39,7 +42,7 @@ class Weight:
     def pack(self, pool: ThreadPool, data: U8) -> None: ...
     def to_f32(self) -> F32: ...
 
-class KvMemory:
+class KvCache:
     """The bytes of one KV group. `dtype` is "bf16" or "f32". Takes address space in allocate(), pages when touched."""
 
     def __init__(self, dtype: str, num_layers: int, num_kv_heads: int, head_dim: int) -> None: ...
@@ -69,7 +72,7 @@ class Program:
     ) -> None: ...
     def rotate(self, out: int, x: int, width: int, head_dim: int, frequencies: F64, magnitude: float) -> None: ...
     def attention(
-        self, out: int, q: int, k: int, v: int, kv: KvMemory, *, group: int, layer: int, num_heads: int, scale: float
+        self, out: int, q: int, k: int, v: int, kv: KvCache, *, group: int, layer: int, num_heads: int, scale: float
     ) -> None: ...
     def silu_mul(self, out: int, gate: int, up: int, width: int, is_rows: bool) -> None: ...
     def add(self, out: int, x: int, y: int, width: int, is_rows: bool) -> None: ...
@@ -79,6 +82,8 @@ class Program:
     def arena_nbytes(self) -> int: ...
     @property
     def scratch_nbytes(self) -> int: ...
+    @property
+    def max_tiles(self) -> int: ...  # of a phase of any step; allocate() refuses more than MAX_TILES
     def allocate(self) -> None: ...
     def run(
         self,

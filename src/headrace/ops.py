@@ -9,9 +9,9 @@ Symbols: T tokens fed in the step, S sequences, R rows that get logits, B tokens
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,9 @@ class Ops(Protocol[V, W_contra]):
 
         As `linear`, but that 8-bit inputs come in two terms: what the first leaves over is rounded to 8 bits again.
         """
+
+
+Forward = Callable[[Ops[Any, Any], Any], None]  # (ops, weights): a model's forward with its spec bound
 
 
 @dataclass(frozen=True, slots=True)

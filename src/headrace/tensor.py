@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,20 +44,30 @@ class Format:
 class Tensor:
     """A named array's bytes, shape (row-major, the contiguous axis last) and format."""
 
-    data: Bytes  # flat; may be a view of a mapped file
+    stored: Bytes  # flat; may be a view of a mapped file
     shape: tuple[int, ...]
     format: Format
+    row_order: npt.NDArray[np.intp] | None = None  # of a matrix: row r is the stored row row_order[r]
 
     def __post_init__(self) -> None:
         if not self.shape:
             raise ValueError("a tensor has at least one axis")
         expected = self.format.row_bytes(self.shape[-1]) * math.prod(self.shape[:-1])
-        if self.data.dtype != np.uint8 or self.data.ndim != 1 or self.data.size != expected:
-            raise ValueError(f"a {self.format.name} tensor {self.shape} takes {expected} bytes, not {self.data.size}")
+        if self.stored.dtype != np.uint8 or self.stored.ndim != 1 or self.stored.size != expected:
+            raise ValueError(f"a {self.format.name} tensor {self.shape} takes {expected} bytes, not {self.stored.size}")
+        if self.row_order is not None and len(self.row_order) != self.shape[0]:
+            raise ValueError(f"an order of {len(self.row_order)} rows does not fit a tensor {self.shape}")
 
     @property
     def nbytes(self) -> int:
-        return int(self.data.size)
+        return int(self.stored.size)
+
+    @property
+    def data(self) -> Bytes:
+        """The bytes, row after row: as stored, or a fresh copy where the rows have an order of their own."""
+        if self.row_order is None:
+            return self.stored
+        return np.ascontiguousarray(self.stored.reshape(self.shape[0], -1)[self.row_order]).reshape(-1)
 
     def to_f32(self) -> F32:
         """The exact values, decoded: `shape` f32."""
@@ -65,9 +75,8 @@ class Tensor:
         return self.format.unpack(blocks).reshape(self.shape)
 
     def rows(self, order: npt.NDArray[np.intp]) -> Tensor:
-        """The rows of a matrix in another order, still packed."""
-        by_row = self.data.reshape(self.shape[0], -1)
-        return Tensor(np.ascontiguousarray(by_row[order]).reshape(-1), (len(order), *self.shape[1:]), self.format)
+        """The rows of a matrix as stored, in another order, still packed. Nothing is copied before `data` is asked."""
+        return replace(self, row_order=order)
 
 
 def from_f32(values: npt.ArrayLike, fmt: Format) -> Tensor:

@@ -156,7 +156,7 @@ def weight(rows: int = 32, columns: int = 32) -> _core.Weight:
 
 
 def record_attention(it: _core.Program, **changes: Any) -> None:
-    kv = _core.KvMemory("bf16", 2, 2, 16)
+    kv = _core.KvCache("bf16", 2, 2, 16)
     it.attention(0, 0, 0, 0, kv, **{"group": 0, "layer": 0, "num_heads": 4, "scale": 1.0, **changes})
 
 
@@ -207,21 +207,20 @@ def test_a_weight_takes_exactly_its_bytes_once() -> None:
         it.pack(pool, np.zeros(256, np.uint8))
 
 
-# KV memory ------------------------------------------------------------------------------------------------------
+# KV cache -------------------------------------------------------------------------------------------------------
 
 
-def test_a_store_says_how_many_blocks_fit_and_takes_no_memory_before_it_must() -> None:
+def test_a_store_knows_its_size_and_takes_no_memory_before_it_must() -> None:
     store = KVStore(num_layers=3, num_kv_heads=2, head_dim=32, is_exact=False)
     assert store.block_nbytes == 3 * 2 * 2 * 32 * 2 * _core.BLOCK_TOKENS
-    assert store.num_blocks_for(10 * store.block_nbytes - 1) == 9
-    assert store.memory.nbytes == 0
+    assert store.cache.nbytes == 0
     store.allocate(9)
-    assert store.memory.nbytes == 9 * store.block_nbytes
+    assert store.cache.nbytes == 9 * store.block_nbytes
     store.close()
 
 
 def test_touching_past_the_end_is_refused() -> None:
-    memory = _core.KvMemory("f32", 1, 1, 16)
+    memory = _core.KvCache("f32", 1, 1, 16)
     memory.allocate(4)
     memory.touch(0, 4)
     for first, count in ((0, 5), (4, 1), (-1, 1), (2, -1)):
@@ -230,6 +229,6 @@ def test_touching_past_the_end_is_refused() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("f16", 1, 1, 16), ("bf16", 0, 1, 16), ("bf16", 1, 1, 24), ("bf16", 1, 1, 272)])
-def test_kv_memory_of_impossible_shape_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_a_kv_cache_of_impossible_shape_is_refused(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"stored as|num_layers|head_dim"):
-        _core.KvMemory(*arguments)
+        _core.KvCache(*arguments)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,48 +12,49 @@ import numpy as np
 import pytest
 
 from headrace import _core
+from headrace.backend.cgroups import SystemFiles
 from headrace.backend.threads import cpu_quotas, default_num_threads
 from headrace.tensor import FORMATS, from_f32
 
 
-def fake_system(root: Path, membership: str, files: dict[str, str]) -> tuple[Path, Path]:
+def fake_system(root: Path, membership: str, files: dict[str, str]) -> SystemFiles:
     proc, cgroup = root / "proc", root / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "self" / "cgroup").write_text(membership)
     for name, text in files.items():
         (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroup / name).write_text(text)
-    return proc, cgroup
+    return SystemFiles(proc, cgroup)
 
 
 def test_the_quota_of_a_cgroup_v2_and_of_those_above_it_count(tmp_path: Path) -> None:
     files = {"cpu.max": "max 100000\n", "a/cpu.max": "150000 100000\n", "a/b/cpu.max": "max 100000\n"}
-    assert list(cpu_quotas(*fake_system(tmp_path, "0::/a/b\n", files))) == [1.5]
+    assert list(cpu_quotas(fake_system(tmp_path, "0::/a/b\n", files))) == [1.5]
 
 
 def test_the_quota_of_a_cgroup_v1_counts(tmp_path: Path) -> None:
     files = {"cpu,cpuacct/job/cpu.cfs_quota_us": "300000\n", "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n"}
     membership = "5:memory:/job\n4:cpu,cpuacct:/job\n"
-    assert list(cpu_quotas(*fake_system(tmp_path, membership, files))) == [3.0]
+    assert list(cpu_quotas(fake_system(tmp_path, membership, files))) == [3.0]
 
 
 @pytest.mark.parametrize("quota", ["-1", "", "rubbish"])
 def test_no_quota_is_no_limit(tmp_path: Path, quota: str) -> None:
     files = {"cpu/cpu.cfs_quota_us": quota, "cpu/cpu.cfs_period_us": "100000"}
-    proc, cgroup = fake_system(tmp_path, "4:cpu:/\n", files)
-    assert not list(cpu_quotas(proc, cgroup))
-    assert default_num_threads(proc, cgroup) == len(os.sched_getaffinity(0))
+    system = fake_system(tmp_path, "4:cpu:/\n", files)
+    assert not list(cpu_quotas(system))
+    assert default_num_threads(system) == len(os.sched_getaffinity(0))
 
 
 def test_a_quota_below_one_processor_leaves_one_thread(tmp_path: Path) -> None:
-    assert default_num_threads(*fake_system(tmp_path, "0::/\n", {"cpu.max": "20000 100000"})) == 1
+    assert default_num_threads(fake_system(tmp_path, "0::/\n", {"cpu.max": "20000 100000"})) == 1
 
 
 def test_affinity_limits_the_threads(tmp_path: Path) -> None:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(allowed)})
     try:
-        assert default_num_threads(*fake_system(tmp_path, "", {})) == 1
+        assert default_num_threads(fake_system(tmp_path, "", {})) == 1
     finally:
         os.sched_setaffinity(0, allowed)
 
@@ -123,3 +126,22 @@ def test_a_forked_child_is_told_that_it_has_no_pool_and_can_end() -> None:
 def test_an_absurd_number_of_threads_is_refused(num_threads: int) -> None:
     with pytest.raises(ValueError, match="num_threads"):
         _core.ThreadPool(num_threads)
+
+
+FEW_THREADS = """
+import resource
+from headrace import _core
+(size,) = (int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmSize:"))
+limit = size * 1024 + (64 << 20)  # room for the stacks of some threads, not of all
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    _core.ThreadPool(_core.MAX_THREADS)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_pool_that_does_not_get_its_threads_ends_those_it_got_and_says_how_many() -> None:
+    done = subprocess.run([sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, timeout=30, check=True)
+    assert f" of {_core.MAX_THREADS} threads: " in done.stdout
+    assert done.stderr == ""

@@ -7,7 +7,7 @@ scheduler, which it meets as batches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from typing import Any
@@ -17,11 +17,9 @@ from headrace.backend.kv import KVStore
 from headrace.backend.layout import lay_out
 from headrace.backend.recording import Attention, Operation, Places, Prepared, Recorder, RowKind, fuse
 from headrace.backend.weights import map_weights
-from headrace.ops import U32, Batch, Ops, RowResults, SamplingRows
+from headrace.ops import U32, Batch, Forward, RowResults, SamplingRows
 from headrace.tensor import FORMATS, Tensor, from_f32
 from headrace.types import CapacityError, KVGroup, ModelError
-
-Forward = Callable[[Ops[Any, Any], Any], None]  # (ops, weights): a model's forward with its spec bound
 
 _columns = attrgetter(*(field.name for field in fields(SamplingRows)))
 
@@ -72,10 +70,16 @@ class CpuBackend:
         operations = fuse(recorder.operations)
         self._store = _store_for(operations, is_exact=is_exact)
         num_rows = {RowKind.TOKENS: bounds.max_tokens, RowKind.LOGITS: bounds.max_rows}
-        places = Places(lay_out(operations, num_rows), self._store.memory)
+        places = Places(lay_out(operations, num_rows), self._store.cache)
         self._program = _core.Program(pool, self.isa, **asdict(bounds))
         for operation in operations:
             operation.replay(self._program, places)
+        if self._program.max_tiles > _core.MAX_TILES:
+            raise CapacityError(
+                f"a step of {bounds.max_tokens:,} tokens in contexts of {bounds.max_len:,} is cut into up to "
+                f"{self._program.max_tiles:,} parts, at most {_core.MAX_TILES:,} are allowed: lower --max-step-tokens "
+                "or --max-len"
+            )
         self.memory = MemoryNeed(
             weights=sum(weight.nbytes for weight, _ in self._unpacked),
             arena=self._program.arena_nbytes,
@@ -95,9 +99,7 @@ class CpuBackend:
         """Take the memory and pack the weights; afterwards no tensor of the model's files is referred to."""
         self._program.allocate()
         while self._unpacked:
-            weight, tensor = self._unpacked.pop()
-            data = from_f32(tensor.to_f32(), FORMATS["f32"]).data if self._is_exact else tensor.data
-            weight.pack(self._pool, data)
+            self._pack(*self._unpacked.pop())
         self._store.allocate(num_blocks)  # last: its pages are touched in the background from now on
 
     def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
@@ -117,6 +119,11 @@ class CpuBackend:
     def close(self) -> None:
         """End background work. The pool is its owner's to close."""
         self._store.close()
+
+    def _pack(self, weight: _core.Weight, tensor: Tensor) -> None:
+        """Decoded or reordered bytes live in here alone: those of one matrix at a time."""
+        data = from_f32(tensor.to_f32(), FORMATS["f32"]).data if self._is_exact else tensor.data
+        weight.pack(self._pool, data)
 
     def _prepare(self, tensor: Tensor) -> Prepared:
         if len(tensor.shape) == 1:

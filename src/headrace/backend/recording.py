@@ -44,7 +44,7 @@ class Places:
     """Where the recorded values and the layers' keys and values are: what a program must know of memory."""
 
     offsets: Mapping[Value, int]  # floats from the arena's start
-    kv: _core.KvMemory
+    kv: _core.KvCache
 
     def __call__(self, value: Value) -> int:
         return self.offsets[value]

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from headrace.backend.weights import map_weights
-from headrace.ops import F32, I32, U32, AttentionShape, Batch, Ops, Rotary, RowResults, SamplingRows
+from headrace.ops import F32, I32, U32, AttentionShape, Batch, Forward, Rotary, RowResults, SamplingRows
 from headrace.tensor import GROUP, Tensor, round_bf16
 from headrace.types import InvariantError
 
-Forward = Callable[[Ops[Any, Any], Any], None]  # (ops, weights): a model's forward with its spec bound
 Sampler = Callable[[F32, SamplingRows, U32 | None], RowResults]
 Rounding = Callable[[F32], F32]
 
@@ -84,7 +84,15 @@ class ReferenceBackend:
         self._kv = ReferenceKV(num_blocks, block_size)
         self._sampler = sampler
         self._is_exact = is_exact
-        self._weights = map_weights(weights, self._prepare)
+        self._stored = weights
+
+    def load(self) -> None:
+        """Decode the weights now, not in the first step."""
+        _ = self._weights
+
+    @cached_property
+    def _weights(self) -> Any:
+        return map_weights(self._stored, self._prepare)
 
     def _prepare(self, tensor: Tensor) -> ReferenceWeight:
         rounding = unchanged if self._is_exact else INPUT_ROUNDING[tensor.format.name]

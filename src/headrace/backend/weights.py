@@ -15,13 +15,13 @@ from headrace.tensor import Tensor
 def map_weights(tree: Any, prepare: Callable[[Tensor], Any]) -> Any:
     """The tree with every Tensor replaced by what `prepare` makes of it.
 
-    Tensors that are the same bytes in the same shape and format (a tied embedding and head) are prepared once.
+    Tensors that are the same bytes in the same shape, format and order (a tied embedding and head) are prepared once.
     """
-    prepared: dict[tuple[int, tuple[int, ...], str], Any] = {}
+    prepared: dict[tuple[int, tuple[int, ...], str, int], Any] = {}
 
     def visit(node: Any) -> Any:
         if isinstance(node, Tensor):
-            key = (node.data.__array_interface__["data"][0], node.shape, node.format.name)
+            key = (node.stored.__array_interface__["data"][0], node.shape, node.format.name, id(node.row_order))
             if key not in prepared:
                 prepared[key] = prepare(node)
             return prepared[key]
