@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -17,6 +17,7 @@ from headrace.types import (
     Event,
     Finished,
     FinishReason,
+    InvariantError,
     KVGroup,
     KVKind,
     Limits,
@@ -42,8 +43,22 @@ class PoisonExecutor:
     inner: FakeExecutor = field(default_factory=lambda: FakeExecutor(GROUPS, LIMITS.num_blocks, LIMITS.block_size))
     poisoned: set[int] = field(default_factory=set)
     fails_next: int = 0  # steps that fail whatever is in them
+    raises_next: type[BaseException] | None = None
+    distorts_next: bool = False  # the next result has a token too many
+    blocks: threading.Event | None = None  # steps wait for it
+    is_running: threading.Event = field(default_factory=threading.Event)
 
     def run(self, plan: StepPlan, masks: object = None) -> StepResult:
+        self.is_running.set()
+        if self.blocks is not None:
+            assert self.blocks.wait(10)
+        if (error := self.raises_next) is not None:
+            self.raises_next = None
+            raise error
+        if self.distorts_next:
+            self.distorts_next = False
+            result = self.inner.run(plan)
+            return replace(result, tokens=result.tokens + array("i", [0]))
         if self.fails_next:
             self.fails_next -= 1
             raise PoisonError("a passing fault")
@@ -145,6 +160,34 @@ def test_a_step_with_nothing_to_do_gives_nothing(executor: PoisonExecutor) -> No
     assert engine.counts.steps == 0
 
 
+def test_a_step_that_ctrl_c_ends_is_taken_back_and_can_be_run_again(executor: PoisonExecutor) -> None:
+    engine, request = make_engine(executor), make_request(1)
+    engine.add(request)
+    events = engine.step()
+    executor.raises_next = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    events += run_out(engine)
+    assert answer_of(events, 1) == expected(request)
+
+
+def test_a_result_that_is_not_the_plans_is_taken_back_too(executor: PoisonExecutor) -> None:
+    engine, request = make_engine(executor), make_request(1)
+    engine.add(request)
+    executor.distorts_next = True
+    with pytest.raises(InvariantError):
+        engine.step()
+    assert answer_of(run_out(engine), 1) == expected(request)
+    assert engine.counts.failed_steps == 1
+
+
+def test_a_closed_engine_takes_no_request(executor: PoisonExecutor) -> None:
+    engine = make_engine(executor)
+    engine.is_closed = True
+    rejection = engine.add(make_request(1))
+    assert rejection is not None and "closed" in rejection.message
+
+
 # The thread ---------------------------------------------------------------------------------------------------
 
 
@@ -234,3 +277,94 @@ def test_an_idle_thread_uses_no_processor_time(executor: PoisonExecutor) -> None
     used = time.process_time() - before
     thread.stop()
     assert used < 0.05
+
+
+def test_when_the_engine_itself_fails_every_request_is_told_and_new_ones_are_answered(
+    executor: PoisonExecutor,
+) -> None:
+    deliveries, engine = Deliveries(), make_engine(executor)
+    executor.distorts_next = True
+    thread = EngineThread(engine, deliveries)
+    for i in (1, 2):
+        thread.submit(make_request(i))
+    thread.submit(make_request(3, num_prompt=100))  # refused in the same turn: that must not be lost either
+    thread.start()
+    deliveries.wait_for_ends(3)
+    assert {end_of(deliveries.events(), i).reason for i in (1, 2)} == {FinishReason.ERROR}
+    assert any(isinstance(event, Rejected) and event.request_id == 3 for event in deliveries.events())
+    thread.submit(make_request(4))
+    deliveries.wait_for_ends(4)
+    thread.stop()
+    assert answer_of(deliveries.events(), 4) == expected(make_request(4))
+    assert engine.scheduler.num_free_blocks == LIMITS.num_blocks
+
+
+def test_an_engine_that_never_works_again_still_answers_everybody(executor: PoisonExecutor) -> None:
+    class Broken(Scheduler):
+        def plan(self, now_us: int, drafts: object = None) -> StepPlan:
+            raise InvariantError("plan")
+
+        def cancel(self, request_id: int) -> list[Event]:
+            raise InvariantError("cancel")
+
+    deliveries = Deliveries()
+    thread = EngineThread(Engine(Broken(LIMITS, GROUPS, FCFS()), executor), deliveries)
+    thread.start()
+    for i in (1, 2, 3):
+        thread.submit(make_request(i))
+        deliveries.wait_for_ends(i)
+    thread.stop()
+    assert {end_of(deliveries.events(), i).reason for i in (1, 2, 3)} == {FinishReason.ERROR}
+
+
+def test_a_delivery_that_fails_does_not_end_the_thread(executor: PoisonExecutor) -> None:
+    deliveries = Deliveries()
+    failures = iter([True])
+
+    def deliver(delivery: Delivery) -> None:
+        deliveries(delivery)
+        if next(failures, False):
+            raise RuntimeError("the loop is closed")
+
+    thread = EngineThread(make_engine(executor), deliver)
+    thread.start()
+    thread.submit(make_request(1))
+    deliveries.wait_for_ends(1)
+    thread.stop()
+    assert end_of(deliveries.events(), 1).reason is FinishReason.LENGTH
+
+
+def test_requests_that_nobody_took_in_before_the_stop_are_told_so(executor: PoisonExecutor) -> None:
+    deliveries = Deliveries()
+    thread = EngineThread(make_engine(executor), deliveries)
+    executor.blocks = threading.Event()
+    thread.start()
+    thread.submit(make_request(1))
+    assert executor.is_running.wait(10)
+    stopper = threading.Thread(target=thread.stop)
+    stopper.start()
+    thread.submit(make_request(2, num_prompt=7))  # into the inbox of a thread that is about to end
+    time.sleep(0.05)
+    executor.blocks.set()
+    stopper.join(10)
+    thread.submit(make_request(3))  # after its end
+    deliveries.wait_for_ends(3)
+    assert {end_of(deliveries.events(), i).reason for i in (1, 2, 3)} == {FinishReason.CANCELLED}
+    assert end_of(deliveries.events(), 2).usage.prompt_tokens == 7
+
+
+def test_no_request_is_lost_when_many_are_submitted_while_the_thread_stops(executor: PoisonExecutor) -> None:
+    deliveries = Deliveries()
+    thread = EngineThread(make_engine(executor), deliveries)
+    thread.start()
+    senders = [
+        threading.Thread(target=lambda part=part: [thread.submit(make_request(i)) for i in part])
+        for part in (range(1, 100), range(100, 200))
+    ]
+    for sender in senders:
+        sender.start()
+    thread.stop()
+    for sender in senders:
+        sender.join(10)
+    deliveries.wait_for_ends(199)
+    assert len([e for e in deliveries.events() if isinstance(e, Finished)]) == 199

@@ -174,9 +174,12 @@ def test_the_reference_backend_answers_as_the_kernels_do(tmp_path: Path) -> None
             assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-4)
 
 
-def test_a_model_that_does_not_fit_is_refused_before_memory_is_taken(tiny_gguf: Path) -> None:
-    with pytest.raises(CapacityError, match=r"needs .* of memory .* are available"):
-        LLM(tiny_gguf, EngineConfig(max_kv_bytes=1 << 50, max_seqs=1 << 22, max_step_tokens=1 << 23))
+def test_a_model_that_does_not_fit_is_refused_before_memory_is_taken(
+    tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(CapacityError, match=r"needs .* of memory .* are available"):
+        patch.setattr("headrace.engine.device.available_bytes", lambda: 100 << 20)
+        LLM(tiny_gguf, replace(CONFIG, max_kv_bytes=1 << 30))
     with pytest.raises(CapacityError, match="one sequence of 512 tokens needs"):
         LLM(tiny_gguf, replace(CONFIG, max_kv_bytes=1000))
     with pytest.raises(CapacityError, match="made for at most 512 tokens"):

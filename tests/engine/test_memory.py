@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine.memory import DEFAULT_KV_BYTES, Ledger, SystemFiles, available_bytes, kv_bytes_to_take
+from headrace.backend.cgroups import SystemFiles
+from headrace.engine.memory import DEFAULT_KV_BYTES, Ledger, available_bytes, kv_bytes_to_take
 from headrace.types import CapacityError
 
 MIB = 2**20

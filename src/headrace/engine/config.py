@@ -5,7 +5,12 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from headrace import _core
 from headrace.types import CapacityError
+
+MAX_LEN = _core.MAX_SIDE
+MAX_STEP_TOKENS = 1 << 16  # far above what fills any processor; keeps what a step takes within reach
+MAX_KV_BYTES = 1 << 62
 
 
 class BackendKind(enum.Enum):
@@ -35,15 +40,16 @@ class EngineConfig:
     order: OrderKind = OrderKind.FCFS
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("max_len", self.max_len, 2),
-            ("max_seqs", self.max_seqs, 1),
-            ("max_step_tokens", self.max_step_tokens, 1),
-            ("max_kv_bytes", self.max_kv_bytes, 1),
-            ("threads", self.threads, 1),
+        for name, value, least, most in (
+            ("max_len", self.max_len, 2, MAX_LEN),
+            ("max_seqs", self.max_seqs, 1, MAX_STEP_TOKENS),
+            ("max_step_tokens", self.max_step_tokens, 1, MAX_STEP_TOKENS),
+            ("max_kv_bytes", self.max_kv_bytes, 1, MAX_KV_BYTES),
+            ("threads", self.threads, 1, _core.MAX_THREADS),
         ):
-            if value is not None and value < least:
-                raise CapacityError(f"{name} is {value}; it must be at least {least}")
+            if value is not None and not least <= value <= most:
+                flag = f"--{name.replace('_', '-')}"
+                raise CapacityError(f"{name} is {value}; it must be {least} to {most}: change {flag}")
         if self.max_seqs > self.max_step_tokens:
             raise CapacityError(
                 f"max_step_tokens is {self.max_step_tokens}, less than max_seqs ({self.max_seqs}): "

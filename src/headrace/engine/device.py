@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from headrace import _core
 from headrace.backend.cpu import CpuBackend, StepBounds
@@ -17,7 +16,7 @@ from headrace.backend.threads import default_num_threads
 from headrace.engine.config import BackendKind, EngineConfig
 from headrace.engine.memory import Ledger, available_bytes, kv_bytes_to_take
 from headrace.model import ARCHITECTURES, ModelFiles
-from headrace.ops import Backend, Ops
+from headrace.ops import Backend, Forward
 from headrace.run.sampler import sample_rows
 from headrace.types import CapacityError, KVGroup, KVKind
 
@@ -38,7 +37,7 @@ class Device:
 
 def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
     num_threads = config.threads or default_num_threads()
-    pool = _core.ThreadPool(num_threads)
+    pool = _thread_pool(num_threads)
     # Every fed token may ask for logits: where a prompt is scored.
     bounds = StepBounds(config.max_step_tokens, config.max_step_tokens, config.max_seqs, max_len)
     backend = CpuBackend(_forward(files), files.weights(), bounds, pool=pool, isa=config.isa, is_exact=config.is_exact)
@@ -82,7 +81,7 @@ def reference_device(files: ModelFiles, config: EngineConfig, max_len: int) -> D
         block_size=block_size,
         num_blocks=(num_blocks,),
         ledger=Ledger(4 * files.parameters, num_blocks * block_bytes, 0, available_bytes()),
-        load=lambda: None,
+        load=backend.load,
         close=backend.close,
     )
 
@@ -92,7 +91,16 @@ DEVICES: Mapping[BackendKind, Callable[[ModelFiles, EngineConfig, int], Device]]
 )
 
 
-def _forward(files: ModelFiles) -> Callable[[Ops[Any, Any], Any], None]:
+def _thread_pool(num_threads: int) -> _core.ThreadPool:
+    try:
+        return _core.ThreadPool(num_threads)
+    except RuntimeError as error:
+        raise CapacityError(
+            f"{error}; lower --threads, or raise the limit on processes (ulimit -u, a control group's pids.max)"
+        ) from None
+
+
+def _forward(files: ModelFiles) -> Forward:
     architecture = ARCHITECTURES[files.spec.architecture]
     return lambda ops, weights: architecture.forward(ops, files.spec, weights)
 
@@ -107,4 +115,4 @@ def kv_blocks(config: EngineConfig, max_len: int, block_bytes: int, block_size: 
             f"one sequence of {max_len:,} tokens needs {blocks_per_sequence * block_bytes:,} bytes of KV cache; the "
             f"pool is to have {pool_bytes:,}: lower --max-len or raise --max-kv-bytes"
         )
-    return pool_bytes // block_bytes
+    return min(pool_bytes // block_bytes, _core.MAX_SIDE)

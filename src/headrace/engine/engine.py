@@ -7,17 +7,29 @@ an inbox, what each step gave goes out in one delivery. Knows nothing of text, H
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from headrace.run.executor import Executor
 from headrace.run.isolate import run_isolated
 from headrace.sched import Scheduler
-from headrace.types import Event, Finished, FinishReason, Rejection, Request, StepPlan, StepResult
+from headrace.types import (
+    Event,
+    Finished,
+    FinishReason,
+    InvariantError,
+    Rejection,
+    Request,
+    StepPlan,
+    StepResult,
+    Usage,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +62,7 @@ class StepCounts:
 
     steps: int = 0
     fed_tokens: int = 0  # prompt, recomputed and output tokens that went through the model
-    failed_steps: int = 0
+    failed_steps: int = 0  # that raised, whatever became of their requests
     busy_us: int = 0
     last_step_us: int = 0  # when the last step ended; 0: none yet
 
@@ -63,8 +75,11 @@ class Engine:
     executor: Executor
     clock: Clock = monotonic_us
     counts: StepCounts = field(default_factory=StepCounts)
+    is_closed: bool = False  # set by whoever takes the executor's threads and memory away
 
     def add(self, request: Request) -> Rejection | None:
+        if self.is_closed:
+            return Rejection("the engine is closed: load the model again to go on", "model", "engine_closed")
         return self.scheduler.add(request)
 
     def cancel(self, request_id: int) -> list[Event]:
@@ -75,18 +90,23 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Event]:
-        """Plan, run and commit one step; returns what it gave. Does nothing where there is nothing to do."""
+        """Plan, run and commit one step; returns what it gave. Does nothing where there is nothing to do.
+
+        Raises what no single request is to blame for (a result that is not the plan's, Ctrl-C); nothing of the step
+        counts then, and all of it can be planned again.
+        """
         began = self.clock()
         plan = self.scheduler.plan(began)
         if plan is None:
             return []
         try:
-            result = self.executor.run(plan)
-            failures: list[Event] = []
-        except Exception:
-            log.exception("step %d failed; running its %d requests one by one", plan.step, plan.num_slices)
-            result, failures = self._recover(plan)
-        events = self.scheduler.commit(result)
+            result, failures = self._run(plan)
+            events = self.scheduler.commit(result)
+        except BaseException:
+            self.counts.failed_steps += 1
+            with contextlib.suppress(InvariantError):  # it was committed already: there is nothing to take back
+                self.scheduler.rollback(plan.step)
+            raise
         ended = self.clock()
         self.counts.steps += 1
         self.counts.fed_tokens += plan.num_tokens
@@ -94,8 +114,12 @@ class Engine:
         self.counts.last_step_us = ended
         return failures + events
 
-    def _recover(self, plan: StepPlan) -> tuple[StepResult, list[Event]]:
-        """A step failed: find the requests that make it fail, end those, and keep the others' work."""
+    def _run(self, plan: StepPlan) -> tuple[StepResult, list[Event]]:
+        """The plan's result, and the ends of requests that make it fail: the others' work is kept."""
+        try:
+            return self.executor.run(plan), []
+        except Exception:
+            log.exception("step %d failed; running its %d requests one by one", plan.step, plan.num_slices)
         self.counts.failed_steps += 1
         outcome = run_isolated(self.executor, plan)
         ended = [event for request_id in outcome.failed for event in self.scheduler.cancel(request_id)]
@@ -106,6 +130,11 @@ def _as_error(event: Event) -> Event:
     if isinstance(event, Finished):
         return Finished(event.request_id, FinishReason.ERROR, event.usage, "the engine failed on this request")
     return event
+
+
+def _unknown_end(request: Request, reason: FinishReason, message: str = "") -> Finished:
+    """The end of a request that no scheduler has counted for."""
+    return Finished(request.id, reason, Usage(len(request.prompt), 0, 0, 0, None), message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,22 +150,29 @@ class _Cancel:
 class EngineThread:
     """Runs an engine on a thread of its own. Every method may be called from any thread.
 
-    `deliver` is called on the engine's thread, once per step that gave something; it must not block.
+    Every request that is submitted comes to an end that is delivered, whatever fails. `deliver` is called once per
+    step that gave something, on the engine's thread, and for what comes after its end, on the caller's; it must not
+    block.
     """
 
     def __init__(self, engine: Engine, deliver: Callable[[Delivery], None]) -> None:
         self._engine = engine
         self._deliver = deliver
         self._inbox: deque[_Submit | _Cancel] = deque()
+        self._open: dict[int, Request] = {}  # the engine's thread has taken them in, and told no end yet
         self._wake = threading.Condition()
         self._is_stopping = False
+        self._has_ended = False  # nothing enters the inbox any more
         self._thread = threading.Thread(target=self._loop, name="headrace-engine", daemon=True)
 
     def start(self) -> None:
+        # A thread that comes back from the core into an interpreter which is going away would abort the process.
+        atexit.register(self.stop)
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        self._post(_Submit(request))
+        if not self._post(_Submit(request)):
+            self._tell([_unknown_end(request, FinishReason.CANCELLED)])
 
     def cancel(self, request_id: int) -> None:
         self._post(_Cancel(request_id))
@@ -147,48 +183,85 @@ class EngineThread:
             self._is_stopping = True
             self._wake.notify()
         self._thread.join()
+        atexit.unregister(self.stop)
 
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
     def is_idle(self) -> bool:
-        return not self._inbox and not self._engine.has_work
+        return not self._inbox and not self._open
 
-    def _post(self, message: _Submit | _Cancel) -> None:
+    def _post(self, message: _Submit | _Cancel) -> bool:
+        """Hand a message to the thread; False if it has ended."""
         with self._wake:
+            if self._has_ended:
+                return False
             self._inbox.append(message)
             self._wake.notify()
+            return True
 
     def _loop(self) -> None:
-        requests: set[int] = set()
-        while self._wait_for_work():
-            events = self._take_inbox(requests)
-            events += self._engine.step()
-            requests.difference_update(e.request_id for e in events if isinstance(e, Finished | Rejected))
-            if events:
-                self._deliver(Delivery(self._engine.clock(), tuple(events)))
-        last = [event for request_id in sorted(requests) for event in self._engine.cancel(request_id)]
-        if last:
-            self._deliver(Delivery(self._engine.clock(), tuple(last)))
+        try:
+            while self._wait_for_work():
+                self._turn()
+        finally:
+            with self._wake:
+                self._has_ended = True
+            self._open |= {it.request.id: it.request for it in self._inbox if isinstance(it, _Submit)}
+            self._inbox.clear()
+            self._tell(self._end_all(FinishReason.CANCELLED))
 
     def _wait_for_work(self) -> bool:
         """Sleep while there is nothing to do; False when the thread shall end."""
-        if self._engine.has_work or self._inbox:
+        if self._open or self._inbox:
             return not self._is_stopping
         with self._wake:
             self._wake.wait_for(lambda: self._inbox or self._is_stopping)
         return not self._is_stopping
 
-    def _take_inbox(self, requests: set[int]) -> list[Event | Rejected]:
+    def _turn(self) -> None:
+        """One step, and its delivery. If the engine fails in a way that is nobody's, all requests end, new ones may
+        come: a client that waits forever is worse than one that is told to ask again.
+        """
         events: list[Event | Rejected] = []
+        try:
+            self._take_inbox(events)
+            events += self._engine.step()
+        except Exception:
+            self._tell(events)
+            log.exception("the engine failed; ending its %d requests", len(self._open))
+            events = self._end_all(FinishReason.ERROR, "the engine failed; it was not this request's fault")
+        self._tell(events)
+
+    def _take_inbox(self, events: list[Event | Rejected]) -> None:
         while self._inbox:
             match self._inbox.popleft():
                 case _Submit(request):
+                    self._open[request.id] = request
                     if (rejection := self._engine.add(request)) is not None:
                         events.append(Rejected(request.id, rejection))
-                    else:
-                        requests.add(request.id)
                 case _Cancel(request_id):
                     events += self._engine.cancel(request_id)
+
+    def _end_all(self, reason: FinishReason, message: str = "") -> list[Event | Rejected]:
+        """Take every open request from the engine, as far as it can still do that."""
+        events: list[Event | Rejected] = []
+        for request_id, request in self._open.items():
+            usage = None
+            with contextlib.suppress(Exception):  # it has failed already, and its failure has been logged
+                usage = next((e.usage for e in self._engine.cancel(request_id) if isinstance(e, Finished)), None)
+            end = _unknown_end(request, reason, message)
+            events.append(end if usage is None else replace(end, usage=usage))
         return events
+
+    def _tell(self, events: Sequence[Event | Rejected]) -> None:
+        for event in events:
+            if isinstance(event, Finished | Rejected):
+                self._open.pop(event.request_id, None)
+        if not events:
+            return
+        try:
+            self._deliver(Delivery(self._engine.clock(), tuple(events)))
+        except Exception:
+            log.exception("%d events could not be delivered", len(events))

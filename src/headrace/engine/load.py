@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from headrace.engine.config import EngineConfig, OrderKind
+from headrace.engine.config import MAX_LEN, EngineConfig, OrderKind
 from headrace.engine.device import DEVICES
 from headrace.engine.engine import Engine, monotonic_us
 from headrace.engine.memory import Ledger
@@ -85,6 +85,11 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
     limits = Limits(config.max_seqs, config.max_step_tokens, max_len, device.block_size, device.num_blocks)
     scheduler = Scheduler(limits, device.groups, ORDERS[config.order](), has_prefix_cache=config.has_prefix_cache)
     engine = Engine(scheduler, LocalExecutor(device.backend, monotonic_us), monotonic_us)
+
+    def close() -> None:
+        engine.is_closed = True
+        device.close()
+
     return Loaded(
         files=files,
         tokenizer=tokenizer,
@@ -94,13 +99,17 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
         ledger=device.ledger,
         device=device.name,
         stages=tuple(watch.stages),
-        close=device.close,
+        close=close,
     )
 
 
 def _max_len(config: EngineConfig, files: ModelFiles) -> int:
     trained = files.spec.max_len
     if config.max_len is None:
+        if trained > MAX_LEN:
+            raise CapacityError(
+                f"the model was made for {trained:,} tokens, sequences have at most {MAX_LEN:,}: give --max-len"
+            )
         return trained
     if config.max_len > trained:
         raise CapacityError(f"max_len is {config.max_len:,}; the model was made for at most {trained:,} tokens")

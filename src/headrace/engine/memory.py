@@ -1,7 +1,7 @@
 """How much memory there is, how much a server will take, and whether it fits: the ledger.
 
 Owns the limits that the system sets (machine, control groups, ulimit) and the sum. What each part takes is computed
-by the part itself. Paths of the system's files are arguments, so that the arithmetic can be tested anywhere.
+by the part itself.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ import resource
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.backend.cgroups import ControlGroup, SystemFiles, Version, control_groups, text_of
 from headrace.types import CapacityError
 
 MARGIN_BYTES = 128 * 2**20  # interpreter, libraries, request texts; measured at under 100 MiB with the default model
 DEFAULT_KV_BYTES = 2 * 2**30  # more is worth its memory only where someone asks for it
-
-
-@dataclass(frozen=True, slots=True)
-class SystemFiles:
-    """Where Linux tells about memory."""
-
-    proc: Path = Path("/proc")
-    cgroup: Path = Path("/sys/fs/cgroup")
+GROUP_FILES = {  # limit and usage
+    Version.V1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+    Version.V2: ("memory.max", "memory.current"),
+}
 
 
 def available_bytes(files: SystemFiles | None = None) -> int:
     """Bytes this process may still take: the least that machine, control groups and `ulimit -v` leave."""
     files = files or SystemFiles()
-    rooms = [_machine_room(files), *_cgroup_rooms(files), _address_room(files)]
+    rooms = [_machine_room(files), *map(_group_room, control_groups("memory", files)), _address_room(files)]
     known = [room for room in rooms if room is not None]
     return max(0, min(known)) if known else 0
 
@@ -45,53 +42,27 @@ def _address_room(files: SystemFiles) -> int | None:
 
 def _field(path: Path, name: str) -> int | None:
     """A `Name:  123 kB` line of a /proc file, in bytes."""
-    for line in _read(path).splitlines():
+    for line in text_of(path).splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
     return None
 
 
-def _cgroup_rooms(files: SystemFiles) -> list[int | None]:
-    """Room in the process's control group and every one above it, of version 2 or 1."""
-    rooms: list[int | None] = []
-    for line in _read(files.proc / "self" / "cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, limit, usage = files.cgroup, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            root, limit, usage = files.cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        while True:
-            rooms.append(_group_room(folder, limit, usage))
-            if folder == root:
-                break
-            folder = folder.parent
-    return rooms
-
-
-def _group_room(folder: Path, limit: str, usage: str) -> int | None:
-    most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
+def _group_room(group: ControlGroup) -> int | None:
+    limit, usage = GROUP_FILES[group.version]
+    most, used = (text_of(group.folder / name).strip() for name in (limit, usage))
     if not most.isdigit() or not used.isdigit():
         return None  # "max", or no such file: no limit here
-    reclaimable = _stat(folder / "memory.stat", "inactive_file")
+    reclaimable = _stat(group.folder / "memory.stat", "inactive_file")
     return int(most) - int(used) + reclaimable
 
 
 def _stat(path: Path, name: str) -> int:
-    for line in _read(path).splitlines():
+    for line in text_of(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
             return int(value)
     return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8")
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True, slots=True)
