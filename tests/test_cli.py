@@ -61,7 +61,21 @@ def test_pull_names_the_file_and_its_licence(tiny_gguf: Path, capsys: pytest.Cap
         (["generate", "--model", "no-such-model", "x"], "there is no model 'no-such-model'"),
         (["generate", "--model", "{tiny}", "--temperature", "-1", "x"], "temperature is -1.0; it must be at least 0"),
         (["generate", "--model", "{tiny}", "--max-len", "100000", "x"], "made for at most 512 tokens"),
-        (["generate", "--model", "{tiny}", "--max-seqs", "0", "x"], "max_seqs is 0; it must be at least 1"),
+        (
+            ["generate", "--model", "{tiny}", "--max-seqs", "0", "x"],
+            "max_seqs is 0; it must be 1 to 65536: change --max-seqs",
+        ),
+        (
+            ["generate", "--model", "{tiny}", "--max-step-tokens", "9999999999", "x"],
+            "it must be 1 to 65536: change --max-s",
+        ),
+        (
+            ["generate", "--model", "{tiny}", "--max-len", "99999999", "x"],
+            "max_len is 99999999; it must be 2 to 16777216",
+        ),
+        (["generate", "--model", "{tiny}", "--max-kv-bytes", f"{1 << 70}", "x"], "change --max-kv-bytes"),
+        (["generate", "--model", "{tiny}", "--max-seqs", "600", "x"], "a step must have room for one token of every"),
+        (["serve", "--model", "{tiny}", "--port", "99999"], "cannot listen on 127.0.0.1:99999: ports are 0 to 65535"),
         (["generate", "--model", "{tiny}", "--isa", "vax", "x"], "no kernels for vax"),
         (["generate", "--model", "{tiny}", "--max-kv-bytes", "1K", "x"], "lower --max-len or raise --max-kv-bytes"),
         (["serve", "--model", "{tiny}", "--host", "0.0.0.0"], "needed: give --api-key KEY"),
@@ -74,6 +88,26 @@ def test_a_mistake_ends_in_one_line_that_says_what_to_do(
     assert run(*(argument.replace("{tiny}", str(tiny_gguf)) for argument in arguments)) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("headrace: ") and message in error
+
+
+def test_more_threads_than_the_core_can_run_are_refused(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--model", str(tiny_gguf), "--threads", "5000", "x"]) == 2
+    assert capsys.readouterr().err == "headrace: threads is 5000; it must be 1 to 1024: change --threads\n"
+
+
+@pytest.mark.parametrize("key", ["", "  "])
+def test_an_empty_api_key_opens_no_server(
+    tiny_gguf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("HEADRACE_API_KEY", key)
+    assert run("serve", "--model", str(tiny_gguf), "--host", "0.0.0.0", "--port", "0") == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith("headrace: ") and "HEADRACE_API_KEY" in error and "empty" in error
+
+
+def test_a_key_is_taken_without_the_space_around_it() -> None:
+    assert cli._api_key(" secret\n") == "secret"
+    assert cli._api_key(None) is None
 
 
 @pytest.mark.parametrize(("text", "size"), [("123", 123), ("4k", 4096), ("512M", 512 << 20), ("2G", 2 << 30)])
@@ -120,3 +154,48 @@ def test_a_reader_that_leaves_early_is_no_error(tiny_gguf: Path) -> None:
     os.close(write_end)
     assert done.returncode == 141
     assert b"Traceback" not in done.stderr
+
+
+UNCLOSED = """
+import time
+from pathlib import Path
+from headrace import LLM, SamplingParams
+
+def answered():
+    llm = LLM({model!r})
+    llm.generate("the man", SamplingParams(max_tokens=2))
+    time.sleep({seconds})
+    return llm
+
+{keep}answered()
+"""
+
+
+@pytest.mark.parametrize("keep", ["llm = ", ""], ids=["global", "local"])
+@pytest.mark.parametrize("seconds", [0.0, 0.1])
+def test_a_program_that_never_closes_its_model_ends_quietly(tiny_gguf: Path, keep: str, seconds: float) -> None:
+    script = UNCLOSED.format(model=str(tiny_gguf), seconds=seconds, keep=keep)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+UNSTOPPED = """
+import time
+from array import array
+from pathlib import Path
+from headrace import EngineConfig, Request, SamplingParams
+from headrace.engine.engine import EngineThread
+from headrace.engine.load import load
+
+thread = EngineThread(load(Path({model!r}), EngineConfig()).engine, lambda delivery: None)
+thread.start()
+for i in range(20):
+    thread.submit(Request(i, array("i", [1, 2, 3]), SamplingParams(max_tokens=400), seed=1))
+time.sleep(0.1)
+"""
+
+
+def test_a_program_that_never_stops_its_engine_ends_quietly(tiny_gguf: Path) -> None:
+    script = UNSTOPPED.format(model=str(tiny_gguf))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")

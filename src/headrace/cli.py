@@ -30,7 +30,7 @@ from headrace.server.auth import Access
 from headrace.server.serve import bind, check_reach, serve
 from headrace.server.serving import Serving, UnknownFields
 from headrace.text.chat import ChatTemplate, Message
-from headrace.types import HeadraceError, ModelError, SamplingParams
+from headrace.types import HeadraceError, ModelError, RequestError, SamplingParams
 
 DEFAULT_PORT = 8000
 SWITCH_INTERVAL_S = 0.0005  # the engine's thread gets the interpreter back soon after a step
@@ -167,6 +167,13 @@ def _params(options: argparse.Namespace, default: SamplingParams) -> SamplingPar
     return dataclasses.replace(default, **given)
 
 
+def _api_key(given: str | None) -> str | None:
+    """The key without the space that a file or a shell left around it; RequestError for one that is nothing else."""
+    if given is not None and not given.strip():
+        raise RequestError("the API key is empty: give one with --api-key KEY, or unset HEADRACE_API_KEY", "api_key")
+    return None if given is None else given.strip()
+
+
 def _template(options: argparse.Namespace) -> ChatTemplate | None:
     """The operator's own, if there is one."""
     if options.chat_template is None:
@@ -191,7 +198,8 @@ def run_pull(options: argparse.Namespace) -> int:
 def run_serve(options: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
     began = time.perf_counter()
-    check_reach(options.host, options.api_key)
+    api_key = _api_key(options.api_key)
+    check_reach(options.host, api_key)
     template, config = _template(options), _config(options)
     with contextlib.closing(bind(options.host, options.port)) as sock:
         print(f"headrace {__version__}", flush=True)
@@ -202,12 +210,12 @@ def run_serve(options: argparse.Namespace) -> int:
         names = tuple(options.served_model_name or [_served_name(options.model, loaded.files)])
         serving = _serving(loaded, names, template, UnknownFields(options.unknown_fields))
         admission = Admission()
-        app = build_app(serving, Access.of(options.host, options.api_key, tuple(options.allowed_host)), admission)
+        app = build_app(serving, Access.of(options.host, api_key, tuple(options.allowed_host)), admission)
 
         def on_ready() -> None:
             host = f"[{options.host}]" if ":" in options.host else options.host
             url = f"http://{host}:{sock.getsockname()[1]}"
-            _print_ready(url, loaded, names[0], time.perf_counter() - began, has_key=options.api_key is not None)
+            _print_ready(url, loaded, names[0], time.perf_counter() - began, has_key=api_key is not None)
 
         with contextlib.closing(loaded):
             serve(app, admission, sock, on_ready)
