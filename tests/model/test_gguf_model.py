@@ -85,20 +85,18 @@ def test_the_default_model_is_the_one_its_card_describes(smollm2_path: Path) -> 
 def test_the_vocabulary_is_plain_values(tmp_path: Path) -> None:
     vocabulary = vocabulary_of(opened(tmp_path))
     assert (vocabulary.model, vocabulary.pre, vocabulary.tokens) == ("gpt2", "smollm", TOKENS)
-    assert (vocabulary.merges, vocabulary.scores) == (MERGES, ())
+    assert vocabulary.merges == MERGES
     assert vocabulary.types == (3, 3, 3) + (1,) * (len(TOKENS) - 3)
     assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.unk_id, vocabulary.pad_id) == (1, 2, 0, 2)
-    assert (vocabulary.add_bos, vocabulary.add_eos, vocabulary.add_space_prefix) == (False, None, False)
+    assert (vocabulary.add_bos, vocabulary.add_eos) == (False, None)
 
 
 def test_what_a_vocabulary_does_not_say_stays_unsaid(tmp_path: Path) -> None:
     names = ("pre", "token_type", "merges", "bos_token_id", "eos_token_id", "add_bos_token")
     keys: dict[str, object] = {f"tokenizer.ggml.{name}": None for name in names}
-    scores = [-float(i) for i in range(len(TOKENS))]
-    vocabulary = vocabulary_of(opened(tmp_path, metadata={**keys, "tokenizer.ggml.scores": scores}))
+    vocabulary = vocabulary_of(opened(tmp_path, metadata=keys))
     assert (vocabulary.pre, vocabulary.merges, vocabulary.types) == ("default", (), (1,) * len(TOKENS))
     assert (vocabulary.bos_id, vocabulary.eos_id, vocabulary.add_bos) == (None, None, None)
-    assert vocabulary.scores == tuple(scores)
 
 
 def test_every_end_token_is_found_by_id_and_by_name(tmp_path: Path) -> None:
@@ -191,7 +189,7 @@ REFUSED_KEYS: list[tuple[dict[str, object], str]] = [
     ({"tokenizer.ggml.model": None}, "tokenizer.ggml.model is missing"),
     ({"tokenizer.ggml.token_type": [1, 2]}, "tokenizer.ggml.token_type is ndarray of 2"),
     ({"tokenizer.ggml.token_type": 3}, "tokenizer.ggml.token_type is 3"),
-    ({"tokenizer.ggml.scores": [1] * 304}, "tokenizer.ggml.scores is ndarray of 304"),
+    ({"tokenizer.ggml.token_type": [1.0] * 304}, "tokenizer.ggml.token_type is ndarray of 304"),
     ({"tokenizer.ggml.merges": "a b"}, "tokenizer.ggml.merges is 'a b'"),
     ({"tokenizer.ggml.eos_token_id": 304}, "tokenizer.ggml.eos_token_id is 304"),
     ({"tokenizer.ggml.eot_token_id": Raw(5, b"\xff" * 4)}, "tokenizer.ggml.eot_token_id is -1"),

