@@ -183,6 +183,24 @@ def test_what_old_checkpoints_keep_beside_the_weights_is_no_harm(tmp_path: Path)
     assert again.weight_bytes == 4 * again.parameters
 
 
+def test_fields_that_change_no_answer_are_no_harm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    notes = {"pretraining_tp": 1, "torch_dtype": "bfloat16", "is_llama_config": True, "rope_interleaved": False}
+    opened(tmp_path, **notes, use_cache=True, transformers_version="4.42.3", max_length=20, sliding_window=None)
+    change(tmp_path, "generation_config.json", num_beams=1, transformers_version="4.42.3", suppress_tokens=None)
+    reopened(tmp_path)
+    assert not caplog.records
+
+
+def test_wishes_that_are_not_honoured_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    opened(tmp_path)
+    change(tmp_path, "generation_config.json", suppress_tokens=[1], no_repeat_ngram_size=3, max_new_tokens=9, top_k=40)
+    change(tmp_path, "config.json", temperature=0.5)
+    reopened(tmp_path)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "generation_config.json: not honoured: 'max_new_tokens', 'no_repeat_ngram_size', 'suppress_tokens'" in first
+    assert "config.json: not honoured: 'temperature'" in second
+
+
 # What is refused ------------------------------------------------------------------------------------------------
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -207,6 +225,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eos_token_id": [2] * 100}, "eos_token_id is list of 100"),
     ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
     ({"rope_scaling": []}, "rope_scaling is list of 0"),
+    ({"rope_interleaved": True}, "rope_interleaved is True"),
+    ({"sliding_window": 128}, "architecture 'llama' does not support the field 'sliding_window'"),
+    ({"logits_scaling": 8.0}, "architecture 'llama' does not support the field 'logits_scaling'"),
 ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,10 +98,18 @@ class Fields:
         if type(value) is not type(allowed) or value != allowed:
             raise self.refusal(name, f"{allowed!r}: {reason}")
 
+    def ignore(self, names: Iterable[str]) -> None:
+        """Count fields as read that are known to change nothing."""
+        self._read.update(self._prefix + name for name in names)
+
+    def unread(self) -> list[str]:
+        """The keys under the prefix that nobody asked for, whole."""
+        keys = (key for key, value in self._values.items() if key.startswith(self._prefix) and value is not None)
+        return sorted(key for key in keys if key not in self._read)
+
     def refuse_unread(self, what: str) -> None:
         """Refuse keys under the prefix that nobody asked for: they may change the answers."""
-        keys = (key for key, value in self._values.items() if key.startswith(self._prefix) and value is not None)
-        if unread := sorted(key for key in keys if key not in self._read):
+        if unread := self.unread():
             raise ModelError(f"{self.source}: {what} does not support the field {shown(unread[0])}")
 
     def refusal(self, name: str, allowed: str) -> ModelError:

@@ -6,12 +6,14 @@ Owns the files' names and the fields that all architectures share. Refuses to kn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headrace.model.architecture import Architecture
 from headrace.model.fields import MAX_JSON_BYTES, Fields, read_json, shown
 from headrace.model.files import GenerationDefaults, ModelFiles, TokenizerFile
+from headrace.model.hf_fields import HARMLESS_CONFIG, HARMLESS_GENERATION, NEUTRAL_WISHES
 from headrace.model.safetensors import inside, read_directory
 from headrace.types import ModelError
 
@@ -20,6 +22,8 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+
+log = logging.getLogger(__name__)
 
 MAX_END_IDS = 64
 MAX_TEMPLATES = 64
@@ -36,6 +40,13 @@ def open_directory(path: Path, architectures: Mapping[str, Architecture]) -> Mod
     spec = architecture.spec_from_config(config)
     generation = _fields(path, GENERATION_CONFIG, is_optional=True)
     tokenizer_config = _fields(path, TOKENIZER_CONFIG, is_optional=True)
+    end_ids = _end_ids(config, generation, tokenizer_config, spec.vocab_size)
+    defaults = _generation_defaults(generation)
+    generation.ignore(HARMLESS_GENERATION)
+    _tell_what_is_not_honoured(generation, generation.unread())
+    _tell_what_is_not_honoured(config, [name for name in config.unread() if name in NEUTRAL_WISHES])
+    config.ignore((*HARMLESS_CONFIG, *NEUTRAL_WISHES))
+    config.refuse_unread(f"architecture {name!r}")
     weights = architecture.weights_from_config(str(path), spec, read_directory(path))
     return ModelFiles(
         name=path.resolve().name,
@@ -43,8 +54,8 @@ def open_directory(path: Path, architectures: Mapping[str, Architecture]) -> Mod
         spec=spec,
         weights=weights.load,
         vocabulary=_tokenizer(path, tokenizer_config),
-        end_ids=_end_ids(config, generation, tokenizer_config, spec.vocab_size),
-        generation_defaults=_generation_defaults(generation),
+        end_ids=end_ids,
+        generation_defaults=defaults,
         chat_template=_chat_template(path, tokenizer_config),
         license=_license(path),
         weight_bytes=weights.num_bytes,
@@ -149,6 +160,11 @@ def _generation_defaults(fields: Fields) -> GenerationDefaults:
         min_p=fields.number("min_p", 0.0, 1.0, None),
         repetition_penalty=fields.number("repetition_penalty", 1e-9, 100.0, None),
     )
+
+
+def _tell_what_is_not_honoured(fields: Fields, names: Sequence[str]) -> None:
+    if asked := [name for name in names if fields.value(name) != NEUTRAL_WISHES.get(name)]:
+        log.warning("%s: not honoured: %s", fields.source, ", ".join(shown(name) for name in asked))
 
 
 def _license(directory: Path) -> str | None:

@@ -73,6 +73,9 @@ def spec_from_config(config: Fields) -> ModelSpec:
     config.require("hidden_act", "silu", "no other activation is supported")
     config.require("attention_bias", False, "biases are not supported")
     config.require("mlp_bias", False, "biases are not supported")
+    config.require("rope_interleaved", False, "the rows of q and k must be in Hugging Face's order")
+    # How the training was cut up; a note; and the trained context where no scaling asks for it.
+    config.ignore(("pretraining_tp", "is_llama_config", "original_max_position_embeddings"))
     hidden_size = config.integer("hidden_size", 1, MAX_SIZE)
     num_heads = config.integer("num_attention_heads", 1, MAX_SIZE)
     head_dim = config.integer("head_dim", 1, MAX_SIZE, hidden_size // num_heads)
