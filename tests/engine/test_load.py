@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from headrace import _core
 from headrace.engine.config import BackendKind, EngineConfig
 from headrace.engine.load import load
 from headrace.engine.memory import Ledger
 from headrace.model import ModelFiles
 from headrace.tensor import Bytes, Tensor
-from headrace.types import CapacityError
+from headrace.types import CapacityError, Request, SamplingParams
 from tiny import TinyShape, write_tiny_llama_gguf
 
 
@@ -43,3 +45,22 @@ def test_a_model_made_for_more_tokens_than_can_be_counted_asks_for_a_limit(tmp_p
     with pytest.raises(CapacityError, match="at most 16,777,216: give --max-len"):
         load(tmp_path / "tiny.gguf", EngineConfig(threads=1))
     load(tmp_path / "tiny.gguf", EngineConfig(threads=1, max_len=64)).close()
+
+
+def test_threads_that_the_system_does_not_give_are_named_with_what_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few(num_threads: int) -> _core.ThreadPool:
+        raise RuntimeError(f"the system gave 3 of {num_threads} threads: Resource temporarily unavailable")
+
+    write_tiny_llama_gguf(tmp_path / "tiny.gguf")
+    monkeypatch.setattr(_core, "ThreadPool", few)
+    with pytest.raises(CapacityError, match=r"gave 3 of 8 threads: Resource .*; lower --threads, or raise the limit"):
+        load(tmp_path / "tiny.gguf", EngineConfig(threads=8))
+
+
+def test_a_model_that_was_closed_takes_no_request(tmp_path: Path) -> None:
+    loaded = load(write_tiny_llama_gguf(tmp_path / "tiny.gguf"), EngineConfig(threads=1))
+    loaded.close()
+    rejection = loaded.engine.add(Request(1, array("i", [3, 4]), SamplingParams(), seed=0))
+    assert rejection is not None and "the engine is closed" in rejection.message
