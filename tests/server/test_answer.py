@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from echoing import tiny_tokenizer
 
+from headrace.engine.answers import Ending
 from headrace.engine.stream import Stamped
-from headrace.server.answer import Answer, Delta, Ending, Ledger
+from headrace.server.answer import Answer, Delta, Receipt
 from headrace.server.openai.errors import ENGINE_FAILED, SHUTTING_DOWN
 from headrace.text.answer import AnswerText, TextOptions
 from headrace.types import (
@@ -40,7 +41,7 @@ def ids(text: str) -> array[int]:
     return array("i", TOKENIZER.encode(text))
 
 
-def feed(answer: Answer, *events: Any) -> list[Delta | Ledger]:
+def feed(answer: Answer, *events: Any) -> list[Delta | Receipt]:
     return [item for i, event in enumerate(events) for item in answer.take(Stamped(200 + 100 * i, event))]
 
 
@@ -56,10 +57,10 @@ def test_an_answer_is_its_deltas_an_ending_and_a_ledger() -> None:
     items = feed(answer_of(), tokens("Hi"), tokens(" the"), finished(FinishReason.LENGTH))
     assert [item.text for item in items[:-1] if isinstance(item, Delta)] == ["Hi", " the", ""]
     assert items[-2] == Delta(0, "", None, Ending("length"))
-    ledger = items[-1]
-    assert isinstance(ledger, Ledger)
-    assert (ledger.prompt_tokens, ledger.completion_tokens, ledger.cached_tokens) == (3, 3, 1)
-    timing = ledger.timing
+    receipt = items[-1]
+    assert isinstance(receipt, Receipt)
+    assert (receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens) == (3, 3, 1)
+    timing = receipt.timing
     assert (timing.queue_us, timing.ttft_us, timing.tpot_us, timing.e2e_us) == (50, 100, 50, 200)
 
 
@@ -69,7 +70,7 @@ def test_a_cut_answer_ends_before_the_engine_does_and_ignores_what_still_comes()
     assert first == [Delta(0, "a", None, Ending("stop", "b"))]
     assert answer.is_cut
     rest = feed(answer, tokens("xyz"), finished(FinishReason.CANCELLED))
-    assert len(rest) == 1 and isinstance(rest[0], Ledger)
+    assert len(rest) == 1 and isinstance(rest[0], Receipt)
     assert rest[0].completion_tokens == 2 and rest[0].timing.last_us == 200
     assert not answer.is_cut
 
@@ -109,9 +110,9 @@ def test_each_logprob_travels_with_the_text_of_its_token() -> None:
 
 
 def test_an_answer_without_tokens_has_no_time_to_first_token() -> None:
-    ledger = feed(answer_of(max_tokens=0), finished(FinishReason.LENGTH))[-1]
-    assert isinstance(ledger, Ledger)
-    assert ledger.timing.block() == {"queue_ms": 0.05, "ttft_ms": None, "tpot_ms": None, "e2e_ms": 0.1}
+    receipt = feed(answer_of(max_tokens=0), finished(FinishReason.LENGTH))[-1]
+    assert isinstance(receipt, Receipt)
+    assert receipt.timing.block() == {"queue_ms": 0.05, "ttft_ms": None, "tpot_ms": None, "e2e_ms": 0.1}
 
 
 def test_what_the_engine_gives_up_is_an_error_with_its_reason() -> None:

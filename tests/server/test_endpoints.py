@@ -307,6 +307,23 @@ def test_where_the_server_is_told_so_unknown_fields_are_refused() -> None:
         assert server.chat("Hi", max_tokens=2, reasoning_effort="low").status_code == 200
 
 
+def test_the_text_routes_name_ignored_fields_and_refuse_them_where_told_so() -> None:
+    message = {"role": "user", "content": "Hi", "flurb": 1}
+    asked = {
+        "/tokenize": {"content": "a", "x": 1},
+        "/detokenize": {"tokens": [5], "x": 1},
+        "/apply-template": {"messages": [message], "x": 1},
+    }
+    for mode in UnknownFields:
+        with running(unknown_fields=mode) as server:
+            for path, body in asked.items():
+                response = server.client.post(path, json=body)
+                if mode is UnknownFields.REFUSE:
+                    assert response.status_code == 400 and response.json()["error"]["code"] == "unknown_parameter"
+                else:
+                    assert response.headers["x-ignored-fields"].endswith("x") and response.status_code == 200
+
+
 def test_the_models_defaults_hold_where_a_request_says_nothing() -> None:
     with running(defaults=SamplingParams(temperature=0)) as server:
         assert server.completion(prompt="abc", max_tokens=3).json()["choices"][0]["text"] == "abc"

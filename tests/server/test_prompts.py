@@ -34,7 +34,14 @@ def test_short_texts_are_tokenized_at_once_and_long_ones_on_other_threads(
     server.client.post("/tokenize", json={"content": "a" * INLINE_CHARS})
     server.client.post("/tokenize", json={"content": "a" * (INLINE_CHARS + 1)})
     short, long = threads_of_encode
-    assert not short.startswith("headrace-encoder") and long.startswith("headrace-encoder")
+    assert not short.startswith("headrace-worker") and long.startswith("headrace-worker")
+
+
+def test_many_short_prompts_are_one_long_text(server: Running, threads_of_encode: list[str]) -> None:
+    server.completion(prompt=["a" * 200] * 20, max_tokens=1)
+    server.completion(prompt=["a"] * 32, max_tokens=1)
+    assert len(threads_of_encode) == 52
+    assert all(name.startswith("headrace-worker") for name in threads_of_encode)
 
 
 def test_others_are_served_while_a_long_text_is_tokenized(server: Running, threads_of_encode: list[str]) -> None:

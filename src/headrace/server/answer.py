@@ -1,4 +1,4 @@
-"""One answer as it grows: the engine's events in, deltas of text out, and at last a ledger of what it took.
+"""One answer as it grows: the engine's events in, deltas of text out, and at last a receipt of what it took.
 
 Owns when an answer ends and what of its tokens is counted. Without I/O, so that every rule can be tested with events
 made by hand. Refuses to know JSON and other answers; which token has which text is text/answer.py's.
@@ -10,8 +10,8 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from headrace.engine.answers import Ending, ending_of
 from headrace.engine.stream import Stamped
 from headrace.server.openai.errors import CUT_OFF, ENGINE_FAILED, SHUTTING_DOWN
 from headrace.server.timing import Timing
@@ -21,13 +21,7 @@ from headrace.types import Finished, FinishReason, Preempted, Request, RequestEr
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    reason: Literal["stop", "length"]
-    stop_reason: str | int | None = None  # the stop string, or the id of stop_token_ids, that ended it
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
+class ScoredToken:
     """One token of the text, for logprobs. The pieces of an answer join to its text."""
 
     token: TokenText
@@ -40,12 +34,12 @@ class Delta:
 
     choice: int
     text: str
-    pieces: tuple[Piece, ...] | None = None  # None: logprobs were not asked for
+    pieces: tuple[ScoredToken, ...] | None = None  # None: logprobs were not asked for
     ending: Ending | None = None  # of the choice's last delta
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Receipt:
     """What one choice took. Comes last, once the engine has closed its books on it."""
 
     choice: int
@@ -89,12 +83,12 @@ class Answer:
     last_us: int | None = None
     gaps_us: list[int] = field(default_factory=list)  # between deliveries, whatever number of tokens each had
     ending: Ending | None = None
-    ledger: Ledger | None = None
-    _last_token: int = -1
+    receipt: Receipt | None = None
+    _last_token: int | None = None
     _logprobs: deque[TokenLogprobs] = field(default_factory=deque)  # of tokens whose text is not out yet
     _prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
-    def take(self, stamped: Stamped) -> list[Delta | Ledger]:
+    def take(self, stamped: Stamped) -> list[Delta | Receipt]:
         """What an event adds. RequestError if the engine gave the request up."""
         match stamped.event:
             case Tokens() as event:
@@ -108,7 +102,7 @@ class Answer:
     @property
     def is_cut(self) -> bool:
         """Whether a stop string ended the answer and the engine does not know yet."""
-        return self.ending is not None and self.ledger is None
+        return self.ending is not None and self.receipt is None
 
     def _take_tokens(self, event: Tokens, now_us: int) -> list[Delta]:
         self._prompt_logprobs += event.prompt_logprobs or ()
@@ -135,19 +129,11 @@ class Answer:
         if event.reason is FinishReason.CANCELLED:
             raise RequestError(CUT_OFF, None, SHUTTING_DOWN)
         delta = self.text.finish()
-        self.ending = self._ending(event.reason, delta)
+        self.ending = ending_of(event.reason, delta.stop, self._last_token, self.request.params)
         return self._deltas(delta)
 
-    def _ending(self, reason: FinishReason, delta: TextDelta) -> Ending:
-        if delta.stop is not None:
-            return Ending("stop", delta.stop)
-        if reason is FinishReason.LENGTH:
-            return Ending("length")
-        is_asked_for = self._last_token in self.request.params.stop_token_ids
-        return Ending("stop", self._last_token if is_asked_for else None)
-
-    def _close(self, usage: Usage, now_us: int) -> Ledger:
-        self.ledger = Ledger(
+    def _close(self, usage: Usage, now_us: int) -> Receipt:
+        self.receipt = Receipt(
             choice=self.choice,
             is_first_of_prompt=self.request.choice == 0,
             prompt_tokens=usage.prompt_tokens,
@@ -161,7 +147,7 @@ class Answer:
                 num_tokens=self.text.num_tokens,
             ),
         )
-        return self.ledger
+        return self.receipt
 
     def _deltas(self, delta: TextDelta) -> list[Delta]:
         """What goes out, behind the prompt if that is echoed: nothing while text is held back."""
@@ -173,11 +159,11 @@ class Answer:
             self.echo = None
         pieces = None
         if self.request.params.logprobs is not None:
-            pieces = tuple(Piece(token, self._logprobs.popleft()) for token in delta.tokens)
+            pieces = tuple(ScoredToken(token, self._logprobs.popleft()) for token in delta.tokens)
         deltas.append(Delta(self.choice, delta.text, pieces, self.ending))
         return deltas
 
-    def _echoed(self, tokens: Sequence[TokenText]) -> tuple[Piece, ...] | None:
+    def _echoed(self, tokens: Sequence[TokenText]) -> tuple[ScoredToken, ...] | None:
         if self.request.params.prompt_logprobs is None:
             return None
-        return tuple(map(Piece, tokens, [None, *self._prompt_logprobs]))
+        return tuple(map(ScoredToken, tokens, [None, *self._prompt_logprobs]))

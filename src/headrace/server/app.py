@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -23,7 +22,6 @@ from headrace.server.auth import Access, Guard
 from headrace.server.boundary import Boundary
 from headrace.server.endpoints import OpenAIEndpoints
 from headrace.server.generate import Generator
-from headrace.server.limits import ENCODERS
 from headrace.server.metrics import MetricsPage, RequestMetrics
 from headrace.server.openai.errors import printable, refusal_of, refusal_of_status
 from headrace.server.prompts import Prompts
@@ -31,6 +29,7 @@ from headrace.server.serving import Serving
 from headrace.server.status import StatusEndpoints
 from headrace.server.text_endpoints import TextEndpoints
 from headrace.server.wire import HttpError, refusal_response
+from headrace.server.workers import Workers
 from headrace.types import CapacityError, RequestError
 
 # Clients try these; they get a sentence rather than a bare 404.
@@ -44,10 +43,10 @@ def build_app(serving: Serving, access: Access, admission: Admission | None = No
     """The server as an ASGI application. Its lifespan starts and stops the engine's thread."""
     admission = Admission() if admission is None else admission
     metrics = RequestMetrics()
-    pool = ThreadPoolExecutor(ENCODERS, thread_name_prefix="headrace-encoder")
-    prompts = Prompts(serving, pool)
-    openai = OpenAIEndpoints(serving, Generator(serving, prompts, admission, metrics))
-    text = TextEndpoints(serving, prompts)
+    workers = Workers()
+    prompts = Prompts(serving, workers)
+    openai = OpenAIEndpoints(serving, Generator(serving, prompts, admission, metrics), workers)
+    text = TextEndpoints(serving, prompts, workers)
     status = StatusEndpoints(serving, admission, MetricsPage(serving.model, metrics, serving.gauges))
 
     @contextlib.asynccontextmanager
@@ -55,7 +54,7 @@ def build_app(serving: Serving, access: Access, admission: Admission | None = No
         serving.engine.start()
         yield
         await serving.engine.stop()
-        pool.shutdown(cancel_futures=True)
+        workers.stop()
 
     return Starlette(
         routes=[

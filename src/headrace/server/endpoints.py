@@ -6,6 +6,7 @@ Owns how an exchange over HTTP becomes a request and an answer becomes bytes. Re
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import secrets
 import time
@@ -16,15 +17,17 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.server.answer import Delta, Ledger
+from headrace.server.answer import Delta, Receipt
 from headrace.server.generate import Generator, Item
-from headrace.server.limits import MAX_REPORTED_FIELDS
+from headrace.server.limits import INLINE_BYTES, INLINE_PIECES, MAX_REPORTED_FIELDS
 from headrace.server.openai import errors
+from headrace.server.openai.bodies import Unheeded
 from headrace.server.openai.requests import Generation, chat_request, completion_request
 from headrace.server.openai.responses import Chats, Completions, Envelope
 from headrace.server.serving import Serving, UnknownFields
 from headrace.server.sse import DONE, event
 from headrace.server.wire import EventStream, json_response, read_body, unless_gone
+from headrace.server.workers import Workers
 from headrace.types import RequestError
 
 log = logging.getLogger(__name__)
@@ -36,12 +39,14 @@ class OpenAIEndpoints:
 
     serving: Serving
     generator: Generator
+    workers: Workers
 
     async def completions(self, http: Request) -> Response:
         body = await read_body(http)
         arrival_us = self.serving.now_us()
-        request = completion_request(body, self.serving.defaults)
-        headers = self._headers(request.generation)
+        check = functools.partial(completion_request, body, self.serving.defaults)
+        request = await self.workers.run(check, is_quick=len(body) <= INLINE_BYTES)
+        headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
         shape = Completions(self._envelope("cmpl"), self.serving.tokenizer)
         return await self._respond(
             http, request.generation, self.generator.completion(request, arrival_us), shape, headers
@@ -50,8 +55,9 @@ class OpenAIEndpoints:
     async def chat(self, http: Request) -> Response:
         body = await read_body(http)
         arrival_us = self.serving.now_us()
-        request = chat_request(body, self.serving.defaults)
-        headers = self._headers(request.generation)
+        check = functools.partial(chat_request, body, self.serving.defaults)
+        request = await self.workers.run(check, is_quick=len(body) <= INLINE_BYTES)
+        headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
         shape = Chats(self._envelope("chatcmpl"), self.serving.tokenizer)
         return await self._respond(http, request.generation, self.generator.chat(request, arrival_us), shape, headers)
 
@@ -76,18 +82,6 @@ class OpenAIEndpoints:
     def _envelope(self, prefix: str) -> Envelope:
         return Envelope(f"{prefix}-{secrets.token_hex(12)}", int(time.time()), self.serving.model)
 
-    def _headers(self, generation: Generation) -> dict[str, str]:
-        """Check what concerns the whole request; returns the answer's headers."""
-        check_model(self.serving, generation.model)
-        unknown, hints = generation.unheeded.unknown, generation.unheeded.hints
-        if unknown and self.serving.unknown_fields is UnknownFields.REFUSE:
-            name = errors.printable(unknown[0])
-            raise RequestError(f"{name} is not a field of this API", name, "unknown_parameter")
-        names = [errors.printable(name) for name in (*unknown, *hints)]
-        if len(names) > MAX_REPORTED_FIELDS:
-            names[MAX_REPORTED_FIELDS:] = [f"and {len(names) - MAX_REPORTED_FIELDS} more"]
-        return {"x-ignored-fields": ", ".join(names)} if names else {}
-
     async def _respond(
         self,
         http: Request,
@@ -98,43 +92,54 @@ class OpenAIEndpoints:
     ) -> Response:
         """The answer made from `items`. An error before the first one has a status of its own, streamed or not."""
         if not generation.is_streamed:
-            return json_response(await unless_gone(http.receive, fold(items, shape)), headers=headers)
+            return await unless_gone(http.receive, self._whole(items, shape, headers))
         pieces = events(items, shape, has_usage_chunk=generation.has_usage_chunk)
         first = await unless_gone(http.receive, anext(pieces))
         return EventStream(first, pieces, headers)
 
+    async def _whole(
+        self, items: AsyncGenerator[Item, None], shape: Completions | Chats, headers: dict[str, str]
+    ) -> Response:
+        choices, receipts = await fold(items)
+        num_pieces = sum(len(delta.pieces or ()) for deltas in choices for delta in deltas)
 
-async def fold(items: AsyncGenerator[Item, None], shape: Completions | Chats) -> dict[str, Any]:
-    """The whole answer, from the same deltas that a stream sends."""
+        def write() -> Response:
+            return json_response(shape.whole(choices, receipts), headers=headers)
+
+        return await self.workers.run(write, is_quick=num_pieces <= INLINE_PIECES)
+
+
+async def fold(items: AsyncGenerator[Item, None]) -> tuple[list[list[Delta]], list[Receipt]]:
+    """The whole answer's choices, from the same deltas that a stream sends, and what they took."""
     choices: dict[int, list[Delta]] = {}
-    ledgers: dict[int, Ledger] = {}
+    receipts: dict[int, Receipt] = {}
     async with contextlib.aclosing(items):
         async for item in items:
-            if isinstance(item, Ledger):
-                ledgers[item.choice] = item
+            if isinstance(item, Receipt):
+                receipts[item.choice] = item
             else:
                 choices.setdefault(item.choice, []).append(item)
     order = sorted(choices)
-    return shape.whole([choices[i] for i in order], [ledgers[i] for i in order])
+    return [choices[i] for i in order], [receipts[i] for i in order]
 
 
 async def events(
     items: AsyncGenerator[Item, None], shape: Completions | Chats, *, has_usage_chunk: bool
 ) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events. An error after the first of them is the last event before [DONE]."""
-    ledgers: list[Ledger] = []
+    receipts: list[Receipt] = []
     has_begun = False
     async with contextlib.aclosing(items):
         try:
             async for item in items:
-                if isinstance(item, Ledger):
-                    ledgers.append(item)
+                if isinstance(item, Receipt):
+                    receipts.append(item)
                     continue
                 if chunks := shape.chunks(item):
                     yield b"".join(map(event, chunks))
                     has_begun = True
             if has_usage_chunk:
-                yield event(shape.usage_chunk(ledgers))
+                yield event(shape.usage_chunk(receipts))
         except Exception as error:
             if not has_begun:
                 raise
@@ -142,6 +147,19 @@ async def events(
                 log.exception("an answer broke off")
             yield event(errors.refusal_of(error).body)
         yield DONE
+
+
+def headers_of(serving: Serving, model: str | None, unheeded: Unheeded) -> dict[str, str]:
+    """Check what concerns every request; returns the answer's headers, which say what was ignored."""
+    check_model(serving, model)
+    if unheeded.unknown and serving.unknown_fields is UnknownFields.REFUSE:
+        name = errors.printable(unheeded.unknown[0])
+        raise RequestError(f"{name} is not a field of this API", name, "unknown_parameter")
+    ignored = [*unheeded.unknown, *unheeded.hints]
+    names = [errors.printable(name) for name in ignored[:MAX_REPORTED_FIELDS]]
+    if len(ignored) > MAX_REPORTED_FIELDS:
+        names.append(f"and {len(ignored) - MAX_REPORTED_FIELDS:,} more")
+    return {"x-ignored-fields": ", ".join(names)} if names else {}
 
 
 def check_model(serving: Serving, name: str | None) -> None:

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
-import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from headrace.engine.answers import Asker, text_options
 from headrace.server.admission import Admission
-from headrace.server.answer import Answer, Delta, Echo, Ledger
+from headrace.server.answer import Answer, Delta, Receipt
 from headrace.server.metrics import RequestMetrics
-from headrace.server.openai.requests import DEFAULT_COMPLETION_TOKENS, ChatRequest, CompletionRequest, Generation
+from headrace.server.openai.requests import ChatRequest, CompletionRequest, Generation
 from headrace.server.prompts import Prompt, Prompts
 from headrace.server.serving import Serving
-from headrace.text.answer import AnswerText, TextOptions
-from headrace.types import Request
+from headrace.text.answer import AnswerText
 
 T = TypeVar("T")
 
-Item = Delta | Ledger  # a ledger closes its choice
+Item = Delta | Receipt  # a receipt closes its choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +39,11 @@ class Generator:
         """The answers to every prompt, choice i * n + j being the j-th to the i-th."""
         generation = request.generation
         with self.admission.places(len(request.prompts) * generation.n):
-            answers = []
-            for i, prompt in enumerate(await self.prompts.of_completion(request)):
-                params = self.prompts.fitted(
-                    generation.params, prompt, default=DEFAULT_COMPLETION_TOKENS if request.has_default_length else None
-                )
-                echo = self._echo(prompt) if request.is_echoed else None
-                if echo is not None:
-                    params = dataclasses.replace(params, prompt_logprobs=params.logprobs)
-                fitted = dataclasses.replace(generation, params=params)
-                answers += self._answers(fitted, prompt, i * generation.n, arrival_us, echo)
+            answers = [
+                answer
+                for i, prompt in enumerate(await self.prompts.of_completion(request))
+                for answer in self._answers(generation, prompt, i * generation.n, arrival_us)
+            ]
             async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
                 async for item in items:
                     yield item
@@ -58,56 +51,29 @@ class Generator:
     async def chat(self, request: ChatRequest, arrival_us: int) -> AsyncGenerator[Item, None]:
         """The choices of the next message."""
         with self.admission.places(request.generation.n):
-            prompt = await self.prompts.of_chat(request.conversation)
-            params = self.prompts.fitted(request.generation.params, prompt)
-            fitted = dataclasses.replace(request.generation, params=params)
-            answers = self._answers(fitted, prompt, 0, arrival_us, None)
+            prompt = await self.prompts.of_chat(request)
+            answers = self._answers(request.generation, prompt, 0, arrival_us)
             async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
                 async for item in items:
                     yield item
 
-    def _echo(self, prompt: Prompt) -> Echo:
-        """The prompt as the client wrote it: without the BOS that only we put there."""
-        tokenizer, first = self.serving.tokenizer, prompt.ids[0]
-        is_bos_hidden = (
-            first == tokenizer.bos_id
-            and prompt.text is not None
-            and not prompt.text.startswith(tokenizer.token_text(first))
+    def _answers(self, generation: Generation, prompt: Prompt, index: int, arrival_us: int) -> list[Answer]:
+        """The n answers to one prompt; their indices begin at `index`."""
+        serving, echo = self.serving, prompt.echo
+        asker = Asker(serving.engine.next_id, serving.end_ids)
+        requests = asker.requests(
+            prompt.ids, prompt.params, generation.n, cache_salt=generation.cache_salt, arrival_us=arrival_us
         )
-        return Echo.of(prompt.ids, tokenizer, is_bos_hidden=is_bos_hidden)
-
-    def _answers(
-        self, generation: Generation, prompt: Prompt, index: int, arrival_us: int, echo: Echo | None
-    ) -> list[Answer]:
-        """The n answers to one prompt; their indices begin at `index`, their randomness differs by the choice alone."""
-        params = generation.params
-        seed = secrets.randbits(64) if generation.seed is None else generation.seed
-        end_ids = frozenset() if params.ignore_eos else self.serving.end_ids
-        stop_ids = end_ids.union(params.stop_token_ids)
-        options = TextOptions(
-            stops=generation.stops,
-            stop_ids=stop_ids,
-            include_stop=generation.is_stop_included,
-            skip_special=generation.is_special_skipped,
-            min_tokens=params.min_tokens,
+        options = text_options(
+            requests[0],
+            generation.stops,
+            is_stop_included=generation.is_stop_included,
+            is_special_skipped=generation.is_special_skipped,
         )
+        offset = 0 if echo is None else len(echo.text)
         return [
-            Answer(
-                choice=index + choice,
-                request=Request(
-                    id=self.serving.engine.next_id(),
-                    prompt=prompt.ids,
-                    params=params,
-                    seed=seed,
-                    stop_ids=stop_ids,
-                    choice=choice,
-                    cache_salt=generation.cache_salt,
-                    arrival_us=arrival_us,
-                ),
-                text=AnswerText(self.serving.tokenizer, options, offset=len(echo.text) if echo is not None else 0),
-                echo=echo,
-            )
-            for choice in range(generation.n)
+            Answer(index + i, request, AnswerText(serving.tokenizer, options, offset=offset), echo)
+            for i, request in enumerate(requests)
         ]
 
     async def _run(self, answer: Answer) -> AsyncGenerator[Item, None]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from headrace.types import MAX_LOGPROBS
 
 # A request ---------------------------------------------------------------------------------------------------
-MAX_BODY_BYTES = 16 * 2**20  # a prompt of a million tokens as text is about 5 MB
+MAX_BODY_BYTES = 8 * 2**20  # a prompt of a million tokens is about 5 MB as text and 7 MB as ids
+MAX_BODY_STRINGS = 2**16  # of a body: made in 50 ms; the most messages with three parts each are 45,000
+MAX_OBJECT_BYTES = 2**20  # of a tool's arguments or the template's variables: at worst 30 ms
+MAX_TOKEN_IDS = 2**20  # of one request, written as numbers: 20 ms
+MAX_TOKENIZED_CHARS = 2**20  # by /tokenize: a second of work, some 200 MB of memory
 MAX_HEADER_BYTES = 64 * 2**10  # browsers and proxies stay under 16 kB
 MAX_SEQUENCES_PER_REQUEST = 128  # prompts times n: what one client may put into the queue at once
 MAX_MESSAGES = 4096
@@ -17,8 +21,11 @@ MAX_TEMPLATE_KWARGS = 64
 MAX_OPEN_SEQUENCES = 1024  # running and waiting; above it a request is told to come back
 RETRY_AFTER_S = 1
 MAX_CONNECTIONS = 896  # below the 1,024 file descriptors that a process usually may have
-ENCODERS = 2  # threads that render templates and tokenize long texts
+WORKERS = 2  # threads that decode large bodies, render templates and tokenize long texts
 INLINE_CHARS = 2048  # shorter texts are tokenized on the event loop: under 1 ms, less than two thread switches cost
+INLINE_BYTES = 16 * 2**10  # shorter bodies are decoded there
+INLINE_PIECES = 128  # an answer of no more tokens with logprobs is written there
+PROMPT_CHARS = 128  # what a prompt costs beside its text, in characters of text
 
 # Time --------------------------------------------------------------------------------------------------------
 HEADER_TIMEOUT_S = 10.0  # from the connection, or from a request's first byte, to the end of its headers

@@ -82,15 +82,15 @@ class RequestMetrics:
         self.completion_tokens += answer.text.num_tokens
         for gap_us in answer.gaps_us:
             self.itl.observe(gap_us / 1e6)
-        ledger = answer.ledger
-        if ledger is None or answer.ending is None:
+        receipt = answer.receipt
+        if receipt is None or answer.ending is None:
             self.answers["error" if answer.has_failed else "abort"] += 1
             return
         self.answers[answer.ending.reason] += 1
-        if ledger.is_first_of_prompt:
-            self.prompt_tokens += ledger.prompt_tokens
-            self.cached_tokens += ledger.cached_tokens
-        self._observe(ledger.timing)
+        if receipt.is_first_of_prompt:
+            self.prompt_tokens += receipt.prompt_tokens
+            self.cached_tokens += receipt.cached_tokens
+        self._observe(receipt.timing)
 
     def _observe(self, timing: Timing) -> None:
         for histogram, value_us in (

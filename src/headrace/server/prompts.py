@@ -1,28 +1,32 @@
 """Prompts: from checked requests to token ids that fit into the model's context.
 
-Owns when tokenizing leaves the event loop, and the refusal of what is too long. Refuses to know how text becomes ids
-(text/).
+Owns when tokenizing leaves the event loop, and the refusal of what is too long before it is tokenized. Refuses to know
+how text becomes ids (text/).
 """
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import functools
 from array import array
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from headrace.server.limits import INLINE_CHARS
+from headrace.engine.answers import fitted, too_long
+from headrace.server.answer import Echo
+from headrace.server.limits import INLINE_CHARS, PROMPT_CHARS
 from headrace.server.openai.errors import printable
-from headrace.server.openai.requests import CompletionRequest, Conversation
+from headrace.server.openai.requests import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatRequest,
+    CompletionRequest,
+    Conversation,
+)
+from headrace.server.openai.text_requests import PlainText
 from headrace.server.serving import Serving
+from headrace.server.workers import Workers
 from headrace.text.chat import ChatOptions, ChatTemplate, Message, encode_chat, render_chat
 from headrace.types import RequestError, SamplingParams
-
-T = TypeVar("T")
 
 # A text of more than this many characters per token of context is measured by its beginning first: so megabytes are
 # refused without tokenizing them all, which would take seconds.
@@ -32,72 +36,92 @@ PROBE_CHARS_PER_TOKEN = 16
 @dataclass(frozen=True, slots=True)
 class Prompt:
     ids: array[int]
-    text: str | None  # as the client wrote it; None for token ids
+    params: SamplingParams  # with a max_tokens that fits behind the ids
+    echo: Echo | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Makes prompts, on threads of `pool` where that takes long."""
+    """Makes prompts, on other threads where that takes long."""
 
     serving: Serving
-    pool: ThreadPoolExecutor
+    workers: Workers
 
     async def of_completion(self, request: CompletionRequest) -> list[Prompt]:
         """The request's prompts, in order."""
-        prompts = []
-        for prompt in request.prompts:
-            if isinstance(prompt, str):
-                await self._refuse_if_hopeless(prompt, "prompt")
-                ids = await self.encode(prompt, add_special=request.add_special, parse_special=request.parse_special)
-                prompts.append(Prompt(array("i", ids), prompt))
-            elif len(prompt) > self.serving.max_len:
-                raise _too_long(f"the prompt has {len(prompt):,} tokens", self.serving.max_len)
-            else:
-                prompts.append(Prompt(checked_ids(prompt, self.serving.vocab_size, "prompt"), None))
-        return prompts
+        size = sum(PROMPT_CHARS + len(prompt) for prompt in request.prompts)
+        work = functools.partial(self._of_completion, request)
+        return await self.workers.run(work, is_quick=size <= INLINE_CHARS)
 
-    async def of_chat(self, conversation: Conversation) -> Prompt:
+    async def of_chat(self, request: ChatRequest) -> Prompt:
         """The conversation through the model's template."""
-        for message in conversation.messages:
-            await self._refuse_if_hopeless(message["content"], "messages")
-        template, messages, options = self._for_template(conversation)
-        encode = functools.partial(encode_chat, self.serving.tokenizer, template, messages, **options)
-        return Prompt(array("i", await self._run(conversation.num_bytes, encode)), None)
+        ids = array("i", await self.chat_ids(request.conversation))
+        return Prompt(ids, self._fitted(request.generation.params, ids))
+
+    async def chat_ids(self, conversation: Conversation) -> list[int]:
+        work = functools.partial(self._chat_ids, conversation)
+        return await self.workers.run(work, is_quick=conversation.num_bytes <= INLINE_CHARS)
 
     async def rendered(self, conversation: Conversation) -> str:
         """The conversation's text, as the template writes it."""
         template, messages, options = self._for_template(conversation)
-        render = functools.partial(render_chat, self.serving.tokenizer, template, messages, **options)
-        return await self._run(conversation.num_bytes, render)
+        work = functools.partial(render_chat, self.serving.tokenizer, template, messages, **options)
+        return await self.workers.run(work, is_quick=conversation.num_bytes <= INLINE_CHARS)
 
-    async def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        encode = self.serving.tokenizer.encode
-        return await self._run(len(text), lambda: encode(text, add_special=add_special, parse_special=parse_special))
+    async def text_ids(self, source: PlainText) -> list[int]:
+        work = functools.partial(
+            self.serving.tokenizer.encode,
+            source.text,
+            add_special=source.add_special,
+            parse_special=source.parse_special,
+        )
+        return await self.workers.run(work, is_quick=len(source.text) <= INLINE_CHARS)
 
-    def fitted(self, params: SamplingParams, prompt: Prompt, *, default: int | None = None) -> SamplingParams:
-        """`params` with a max_tokens that the context has room for; RequestError with the numbers if it has not.
+    async def decoded(self, ids: list[int]) -> str:
+        """The text of a client's token ids, special ones shown."""
 
-        Where max_tokens was left out it is the room that is left, or `default` if that is less.
-        """
-        num_prompt, max_len = len(prompt.ids), self.serving.max_len
-        if num_prompt == 0:
-            raise RequestError("the prompt has no tokens; it must have at least 1", "prompt")
-        room = max_len - num_prompt
-        asked = params.max_tokens
-        if room < 0 or (room == 0 and asked != 0):
-            raise _too_long(f"the prompt has {num_prompt:,} tokens", max_len)
-        if asked is not None and asked > room:
-            raise RequestError(
-                f"the prompt has {num_prompt:,} tokens and max_tokens is {asked:,}, together {num_prompt + asked:,}; "
-                f"the context is {max_len:,} tokens, so there is room for {room:,}: lower max_tokens, shorten the "
-                "prompt or raise --max-len",
-                "max_tokens",
-                "context_length_exceeded",
-            )
-        if asked is None:
-            params = dataclasses.replace(params, max_tokens=room if default is None else min(default, room))
+        def work() -> str:
+            checked = checked_ids(ids, self.serving.vocab_size, "tokens")
+            return self.serving.tokenizer.decode(checked, skip_special=False)
+
+        return await self.workers.run(work, is_quick=len(ids) <= INLINE_CHARS)
+
+    def _of_completion(self, request: CompletionRequest) -> list[Prompt]:
+        request.generation.params.check_vocabulary(self.serving.vocab_size)
+        return [self._prompt(request, source) for source in request.prompts]
+
+    def _prompt(self, request: CompletionRequest, source: str | tuple[int, ...]) -> Prompt:
+        tokenizer, max_len = self.serving.tokenizer, self.serving.max_len
+        if isinstance(source, str):
+            self._refuse_if_hopeless((source,), "prompt")
+            encoded = tokenizer.encode(source, add_special=request.add_special, parse_special=request.parse_special)
+            ids = array("i", encoded)
+        elif len(source) > max_len:
+            raise too_long(f"the prompt has {len(source):,} tokens", max_len)
+        else:
+            ids = checked_ids(source, self.serving.vocab_size, "prompt")
+        default = DEFAULT_COMPLETION_TOKENS if request.has_default_length else None
+        params = fitted(request.generation.params, len(ids), max_len, default=default)
+        if not request.is_echoed:
+            return Prompt(ids, params)
+        return Prompt(ids, dataclasses.replace(params, prompt_logprobs=params.logprobs), self._echo(source, ids))
+
+    def _echo(self, source: str | tuple[int, ...], ids: array[int]) -> Echo:
+        """The prompt as the client wrote it: without the BOS that only we put there."""
+        tokenizer, first = self.serving.tokenizer, ids[0]
+        is_bos_hidden = (
+            first == tokenizer.bos_id and isinstance(source, str) and not source.startswith(tokenizer.token_text(first))
+        )
+        return Echo.of(ids, tokenizer, is_bos_hidden=is_bos_hidden)
+
+    def _chat_ids(self, conversation: Conversation) -> list[int]:
+        self._refuse_if_hopeless([message["content"] for message in conversation.messages], "messages")
+        template, messages, options = self._for_template(conversation)
+        return encode_chat(self.serving.tokenizer, template, messages, **options)
+
+    def _fitted(self, params: SamplingParams, ids: array[int]) -> SamplingParams:
         params.check_vocabulary(self.serving.vocab_size)
-        return params
+        return fitted(params, len(ids), self.serving.max_len)
 
     def _for_template(self, conversation: Conversation) -> tuple[ChatTemplate, Sequence[Message], ChatOptions]:
         """The model's template and what it is given. RequestError if there is none, or if it uses no such variables."""
@@ -125,32 +149,21 @@ class Prompts:
         }
         return template, messages, options
 
-    async def _refuse_if_hopeless(self, text: str, param: str) -> None:
-        """Raise RequestError if the beginning of a very long text is too long already."""
-        probe = self.serving.max_len * PROBE_CHARS_PER_TOKEN
-        if len(text) <= 2 * probe:
+    def _refuse_if_hopeless(self, texts: Sequence[str], param: str) -> None:
+        """Raise RequestError if the beginning of very long texts is too long already."""
+        max_len = self.serving.max_len
+        probe, size = max_len * PROBE_CHARS_PER_TOKEN, sum(map(len, texts))
+        if size <= 2 * probe:
             return
-        count = len(await self.encode(text[:probe], add_special=False, parse_special=False))
-        if count > self.serving.max_len:
-            raise _too_long(
-                f"the first {probe:,} characters of {len(text):,} have {count:,} tokens", self.serving.max_len, param
-            )
-
-    async def _run(self, size: int, work: Callable[[], T]) -> T:
-        """Do `work` on a text of `size` characters: here if that is quick, on a thread otherwise."""
-        if size <= INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self.pool, work)
+        beginning = "".join(texts)[:probe]
+        count = len(self.serving.tokenizer.encode(beginning, add_special=False, parse_special=False))
+        if count > max_len:
+            raise too_long(f"the first {probe:,} characters of {size:,} have {count:,} tokens", max_len, param)
 
 
 def checked_ids(ids: Sequence[int], vocab_size: int, param: str) -> array[int]:
     """Token ids of a client, each one in the vocabulary."""
-    for i, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise RequestError(f"{param}[{i}] is {token}; token ids are 0 to {vocab_size - 1}", param)
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        i = next(i for i, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise RequestError(f"{param}[{i}] is {ids[i]}; token ids are 0 to {vocab_size - 1}", param)
     return array("i", ids)
-
-
-def _too_long(what: str, max_len: int, param: str = "prompt") -> RequestError:
-    message = f"{what}; the context is {max_len:,} tokens for prompt and answer: shorten the prompt or raise --max-len"
-    return RequestError(message, param, "context_length_exceeded")

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from headrace.server.limits import MAX_BODY_BYTES, MAX_SEQUENCES_PER_REQUEST
+from headrace.server.limits import (
+    MAX_BODY_BYTES,
+    MAX_BODY_STRINGS,
+    MAX_OBJECT_BYTES,
+    MAX_SEQUENCES_PER_REQUEST,
+    MAX_TOKEN_IDS,
+)
 from headrace.server.openai.requests import ChatRequest, CompletionRequest, chat_request, completion_request
 from headrace.text.stops import MAX_STOPS
 from headrace.types import MAX_LOGPROBS, RequestError, SamplingParams
@@ -183,10 +189,10 @@ def test_a_value_out_of_range_is_refused_and_names_the_field(field: str, value: 
 
 
 def test_negative_seeds_are_keys_too() -> None:
-    assert completion(seed=-42).generation.seed == 2**64 - 42
-    assert completion(seed=2**63 - 1).generation.seed == 2**63 - 1
-    assert completion(seed=0).generation.seed == 0
-    assert completion().generation.seed is None
+    assert completion(seed=-42).generation.params.seed == 2**64 - 42
+    assert completion(seed=2**63 - 1).generation.params.seed == 2**63 - 1
+    assert completion(seed=0).generation.params.seed == 0
+    assert completion().generation.params.seed is None
 
 
 def test_prompts_times_choices_are_bounded() -> None:
@@ -316,7 +322,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
         ({"logprobs": 5}, "logprobs"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
         ({"continue_final_message": True}, "continue_final_message"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options"),
         ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ],
 )
@@ -352,8 +357,70 @@ def test_continuing_a_message_begins_no_new_one() -> None:
 
 def test_fields_that_nobody_defines_are_named() -> None:
     request = chat({**USER, "name": "bob", "flurb": 1}, num_ctx=4096, extra_body={"x": 1}, reasoning_effort="low")
-    assert request.generation.unheeded.unknown == ("num_ctx", "extra_body", "messages[0].flurb")
+    assert request.generation.unheeded.unknown == ("messages[0].flurb", "num_ctx", "extra_body")
     assert request.generation.unheeded.hints == ("reasoning_effort",)
+
+
+def test_fields_of_objects_inside_are_named_by_their_paths() -> None:
+    part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}", "x": 1}, "index": 0, "y": 2}
+    tool = {**TOOL, "z": 1}
+    request = chat(
+        {"role": "user", "content": [part]},
+        {"role": "assistant", "content": "a", "tool_calls": [call], "reasoning_content": "so", "annotations": [{}]},
+        {"role": "assistant", "content": "b", "refusal": "no", "audio": None, "function_call": None},
+        tools=[tool],
+        tool_choice="none",
+        response_format={"type": "text", "w": 1},
+        stream=True,
+        stream_options={"include_usage": True, "include_obfuscation": False, "v": 1},
+    )
+    assert request.generation.unheeded.unknown == (
+        "messages[0].content[0].cache_control",
+        "messages[1].tool_calls[0].function.x",
+        "messages[1].tool_calls[0].y",
+        "tools[0].z",
+        "response_format.w",
+        "stream_options.v",
+    )
+    assert request.generation.unheeded.hints == (
+        "messages[1].reasoning_content",
+        "messages[1].annotations",
+        "messages[2].refusal",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("function_call", {"name": "f", "arguments": "{}"}), ("audio", {"id": "a"}), ("refusal", 5)],
+)
+def test_fields_of_messages_that_would_change_the_prompt_are_refused_by_path(field: str, value: Any) -> None:
+    assert refusal(chat, {"role": "assistant", "content": "a", field: value}).param == f"messages[0].{field}"
+
+
+# Sizes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_body_of_too_many_strings_is_refused_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    for hostile in (
+        {f"x{i}": 1 for i in range(2 * MAX_BODY_STRINGS)},
+        {"logit_bias": {str(i): 1 for i in range(2 * MAX_BODY_STRINGS)}},
+        {"x": ["\\"] * (2 * MAX_BODY_STRINGS)},
+    ):
+        assert refusal(completion, **hostile).code == "too_many_strings"
+    monkeypatch.setattr("headrace.server.openai.bodies.MAX_BODY_STRINGS", 20)
+    assert completion(prompt='say "yes" or "no", ' * 100).prompts == ('say "yes" or "no", ' * 100,)
+
+
+def test_lists_of_numbers_and_free_objects_are_bounded_by_what_they_take() -> None:
+    assert refusal(completion, prompt=[1] * (MAX_TOKEN_IDS + 1)).param == "prompt"
+    assert refusal(completion, prompt=[[1]] * (MAX_TOKEN_IDS + 1)).param == "prompt"
+    nested: list[Any] = [[]] * MAX_OBJECT_BYTES
+    assert refusal(chat, chat_template_kwargs={"x": nested}).param == "chat_template_kwargs"
+    call = {"function": {"name": "f", "arguments": {"x": nested}}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    assert refusal(chat, message).param == "messages[0].tool_calls[0].function.arguments"
+    assert refusal(chat, service_tier=nested).param == "service_tier"
 
 
 def test_a_body_of_300_kb_is_read() -> None:

@@ -2,29 +2,37 @@
 
 Owns JSON to typed values, and messages that name the field when that fails: "5" is not 5, 5.0 is not 5, true is not 1,
 NaN and infinity are not JSON. `null` means that a field was left out. Ranges and meaning are requests.py's.
+
+The decoder keeps the interpreter's lock, so nothing here makes millions of objects: what a body may hold is bounded
+before it is decoded, and what is not used is skipped rather than made.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
-from headrace.server.openai.fields import Field, Use
+from headrace.server.limits import MAX_BODY_STRINGS, MAX_OBJECT_BYTES, MAX_TOKEN_IDS
+from headrace.server.openai.fields import Field, Table, Use
 from headrace.types import RequestError
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 Fields = dict[str, msgspec.Raw]
 
 ABSENT = msgspec.Raw(b"null")
 
 
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AnyObject(msgspec.Struct, frozen=True):
+    """An object of whatever fields, which are skipped."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # padding against traffic analysis: only false
-    continuous_usage_stats: bool | None = None  # vLLM's usage in every chunk: only false
 
 
 class TypeOnly(msgspec.Struct, frozen=True):
@@ -71,7 +79,7 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 class ToolFunction(msgspec.Struct, frozen=True):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: AnyObject | None = None
     strict: bool | None = None
 
 
@@ -82,14 +90,13 @@ class Tool(msgspec.Struct, frozen=True):
 
 class CalledFunction(msgspec.Struct, frozen=True):
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: msgspec.Raw = ABSENT  # an object, or its JSON in a string
 
 
 class ToolCall(msgspec.Struct, frozen=True):
     function: CalledFunction
     id: str | None = None
     type: str | None = None
-    index: int | None = None
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -112,10 +119,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     response_format: TypeOnly | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | AnyObject | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: msgspec.Raw = ABSENT
 
 
 class TokenizeBody(msgspec.Struct, frozen=True):
@@ -130,11 +137,11 @@ class TokenizeBody(msgspec.Struct, frozen=True):
     parse_special: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: msgspec.Raw = ABSENT
 
 
 class DetokenizeBody(msgspec.Struct, frozen=True):
-    tokens: list[int]
+    tokens: msgspec.Raw
     model: str | None = None
 
 
@@ -143,7 +150,7 @@ class TemplateBody(msgspec.Struct, frozen=True):
     model: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: msgspec.Raw = ABSENT
 
 
 def decode(body: bytes | msgspec.Raw, kind: Any, at: str = "") -> Any:
@@ -166,33 +173,93 @@ class Unheeded:
     hints: tuple[str, ...] = ()
 
 
-def read_fields(body: bytes, table: Mapping[str, Field]) -> Unheeded:
-    """Check every top-level field against the table; RequestError for one that is refused."""
-    unknown, hints = [], []
-    for name, raw in decode(body, Fields).items():
-        field = table.get(name)
-        if (field is not None and field.use is Use.APPLIED) or bytes(raw).strip() == b"null":
-            continue
-        if field is None:
-            unknown.append(name)
-        elif field.use is Use.REFUSED:
-            raise RequestError(f"{name} is not supported: {field.reason}", name, "unsupported_parameter")
-        elif not field.takes(decode(raw, Any, name)):
-            raise RequestError(f"{name}: only {field.allowed} is supported", name, "unsupported_value")
-        elif field.use is Use.HINT:
-            hints.append(name)
-    return Unheeded(tuple(unknown), tuple(hints))
+def decode_body(body: bytes, kind: type[T], table: Table) -> tuple[T, Unheeded]:
+    """A body as a `kind`, and what of it has no effect; RequestError for a field that is refused."""
+    # The opening quote of a string never stands behind a backslash: so many strings there are at least, half at most.
+    if body.count(b'"') - body.count(b'\\"') > 2 * MAX_BODY_STRINGS:
+        message = f"the body has more than {MAX_BODY_STRINGS:,} names and strings"
+        raise RequestError(message, None, "too_many_strings")
+    typed: T = decode(body, kind)
+    walk = _Walk()
+    walk.check(body, table, "")
+    return typed, Unheeded(tuple(walk.unknown), tuple(walk.hints))
 
 
-class _MessageFields(msgspec.Struct, frozen=True):
-    messages: list[Fields] | None = None
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A walk over the fields of a body, objects inside it included."""
+
+    unknown: list[str] = field(default_factory=list)
+    hints: list[str] = field(default_factory=list)
+
+    def check(self, raw: bytes | msgspec.Raw, table: Table, at: str) -> None:
+        """Check every field of the object at `at`; RequestError for one that is refused."""
+        for name, value in decode(raw, Fields, at).items():
+            path = f"{at}.{name}" if at else name
+            if bytes(value).strip() == b"null":
+                continue
+            if (known := table.get(name)) is None:
+                self.unknown.append(path)
+            elif known.use is Use.REFUSED:
+                raise RequestError(f"{path} is not supported: {known.reason}", path, "unsupported_parameter")
+            elif known.use is not Use.APPLIED:
+                _check_accepted(known, value, path)
+                if known.use is Use.HINT:
+                    self.hints.append(path)
+            elif known.inside is not None:
+                self._check_inside(value, known.inside, path)
+
+    def _check_inside(self, value: msgspec.Raw, table: Table, path: str) -> None:
+        """An object, or a list with objects in it; whether it may be something else is its type's to say."""
+        match bytes(value).lstrip()[:1]:
+            case b"{":
+                self.check(value, table, path)
+            case b"[":
+                for i, item in enumerate(decode(value, list[msgspec.Raw], path)):
+                    if bytes(item).lstrip()[:1] == b"{":
+                        self.check(item, table, f"{path}[{i}]")
 
 
-def unknown_in_messages(body: bytes) -> tuple[str, ...]:
-    """The fields of messages that no API defines, as paths."""
-    known = {*Message.__struct_fields__, "refusal", "function_call", "audio", "annotations", "reasoning_content"}
-    rows = decode(body, _MessageFields).messages or []
-    return tuple(f"messages[{i}].{name}" for i, row in enumerate(rows) for name in row if name not in known)
+_DECODED: Mapping[type, Any] = {str: str, bool: bool, int: int, dict: AnyObject}
+
+
+def _check_accepted(known: Field, value: msgspec.Raw, path: str) -> None:
+    if known.kind is not None:
+        decode(value, _DECODED[known.kind], path)
+    elif known.values and not known.takes(_small(value, Any, path)):
+        raise RequestError(f"{path}: only {known.allowed} is supported", path, "unsupported_value")
+
+
+def token_ids(raw: msgspec.Raw, at: str) -> list[int]:
+    """A list of token ids, whatever they are; RequestError if it is something else or too long."""
+    _check_count(raw, at)
+    ids: list[int] = decode(raw, list[int], at)
+    return ids
+
+
+def token_id_lists(raw: msgspec.Raw, at: str) -> list[list[int]]:
+    """A list of lists of token ids."""
+    _check_count(raw, at)
+    lists: list[list[int]] = decode(raw, list[list[int]], at)
+    return lists
+
+
+def _check_count(raw: msgspec.Raw, at: str) -> None:
+    if bytes(raw).count(b",") >= MAX_TOKEN_IDS:  # in a list of numbers a comma stands between two of them
+        raise RequestError(f"{at} has more than {MAX_TOKEN_IDS:,} token ids", at)
+
+
+def json_object(raw: msgspec.Raw, at: str) -> dict[str, Any]:
+    """An object of whatever fields; empty where it was left out."""
+    found: dict[str, Any] | None = _small(raw, dict[str, Any] | None, at)
+    return {} if found is None else found
+
+
+def _small(raw: msgspec.Raw, kind: Any, at: str) -> Any:
+    """A value whose parts are all made, whatever they are."""
+    if len(bytes(raw)) > MAX_OBJECT_BYTES:
+        raise RequestError(f"{at} has more than {MAX_OBJECT_BYTES:,} bytes", at)
+    return decode(raw, kind, at)
 
 
 # msgspec says: "Expected `int | null`, got `str` - at `$.messages[0].content`", or "... - at `key` in `$.logit_bias`".

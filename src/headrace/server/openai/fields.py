@@ -1,8 +1,9 @@
-"""Every field of OpenAI's and vLLM's completions and chat APIs, and what headrace does with it.
+"""Every field of every body, objects inside it included, and what headrace does with it.
 
 A field is applied; or accepted because its value changes nothing here; or a hint, accepted and reported as ignored; or
-refused by name. `null` is the same as leaving a field out. A field in neither table is unknown: reported, or refused
-where the server is told to. Sources: OpenAI's API reference, and vLLM's `entrypoints/openai` protocol, in 2026.
+refused by name. `null` is the same as leaving a field out. A field in no table is unknown: reported, or refused where
+the server is told to. Sources: OpenAI's API reference, vLLM's `entrypoints/openai` protocol, and for the text routes
+llama.cpp's server, in 2026.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-_KINDS: Mapping[type, str] = {str: "string", bool: "boolean", dict: "object"}
 
 
 class Use(enum.Enum):
@@ -28,20 +27,19 @@ class Field:
     kind: type | None = None  # ACCEPTED, HINT: any value of this type
     values: tuple[object, ...] = ()  # ACCEPTED: these values
     reason: str = ""  # REFUSED: why, or what to do instead
+    inside: Mapping[str, Field] | None = None  # APPLIED: the fields of the object, or of the objects in the list
 
     def takes(self, value: object) -> bool:
-        """Whether an accepted field may have this value; 1 is not true."""
-        if self.kind is not None:
-            return isinstance(value, self.kind) and (self.kind is bool) == isinstance(value, bool)
+        """Whether a field that is accepted with some values may have this one; 1 is not true."""
         return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in self.values)
 
     @property
     def allowed(self) -> str:
-        """What an accepted field may be, in words."""
-        if self.kind is not None:
-            return f"a value of the type {_KINDS[self.kind]}"
+        """Those values, in words."""
         return " or ".join(json.dumps(value) for value in self.values)
 
+
+Table = Mapping[str, Field]
 
 _APPLIED = Field(Use.APPLIED)
 
@@ -62,9 +60,51 @@ def _any(kind: type) -> Field:
     return Field(Use.ACCEPTED, kind=kind)
 
 
-_SHARED: dict[str, Field] = {
+def _hint(kind: type | None = None) -> Field:
+    return Field(Use.HINT, kind=kind)
+
+
+def _object(inside: Table) -> Field:
+    return Field(Use.APPLIED, inside=inside)
+
+
+_NO_TEMPLATES = "a template never comes from a request; start the server with --chat-template FILE"
+
+# Objects inside bodies ----------------------------------------------------------------------------------------
+
+STREAM_OPTIONS_FIELDS: Table = {
+    **_applied("include_usage"),
+    "include_obfuscation": _accepted(False),  # padding against traffic analysis
+    "continuous_usage_stats": _accepted(False),  # vLLM's usage in every chunk
+}
+PART_FIELDS: Table = _applied("type", "text")
+CALL_FIELDS: Table = {
+    **_applied("id", "type"),
+    "function": _object(_applied("name", "arguments")),
+    "index": _any(int),  # of a chunk of a stream: the list has the order
+}
+MESSAGE_FIELDS: Table = {
+    **_applied("role", "name", "tool_call_id"),
+    "content": _object(PART_FIELDS),
+    "tool_calls": _object(CALL_FIELDS),
+    "refusal": _hint(str),
+    "reasoning_content": _hint(str),
+    "reasoning": _hint(str),
+    "annotations": _hint(),
+    **_refused("use tool_calls", "function_call"),
+    **_refused("only text goes in and out", "audio"),
+}
+TOOL_FIELDS: Table = {
+    **_applied("type"),
+    "function": _object(_applied("name", "description", "parameters", "strict")),
+}
+
+# Bodies that generate -----------------------------------------------------------------------------------------
+
+_SHARED: Table = {
     **_applied("model", "frequency_penalty", "logit_bias", "logprobs", "max_tokens", "n", "presence_penalty", "seed"),
-    **_applied("stop", "stream", "stream_options", "temperature", "top_p"),
+    **_applied("stop", "stream", "temperature", "top_p"),
+    "stream_options": _object(STREAM_OPTIONS_FIELDS),
     # vLLM's
     **_applied("top_k", "min_p", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
     **_applied("min_tokens", "skip_special_tokens", "cache_salt"),
@@ -87,7 +127,7 @@ _SHARED: dict[str, Field] = {
     **_refused("it is not supported", "kv_transfer_params", "vllm_xargs"),
 }
 
-COMPLETION_FIELDS: Mapping[str, Field] = {
+COMPLETION_FIELDS: Table = {
     **_SHARED,
     **_applied("prompt", "best_of", "echo", "parse_special", "add_special_tokens"),
     **_refused("the models served here do not fill in the middle", "suffix"),
@@ -95,9 +135,12 @@ COMPLETION_FIELDS: Mapping[str, Field] = {
     "response_format": _accepted({"type": "text"}),
 }
 
-CHAT_FIELDS: Mapping[str, Field] = {
+CHAT_FIELDS: Table = {
     **_SHARED,
-    **_applied("messages", "max_completion_tokens", "top_logprobs", "response_format", "tools", "tool_choice"),
+    **_applied("max_completion_tokens", "top_logprobs", "tool_choice"),
+    "messages": _object(MESSAGE_FIELDS),
+    "response_format": _object(_applied("type")),
+    "tools": _object(TOOL_FIELDS),
     **_applied("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "best_of"),
     "store": _accepted(False),
     "service_tier": _accepted("auto", "default"),
@@ -110,11 +153,29 @@ CHAT_FIELDS: Mapping[str, Field] = {
     "include_reasoning": _any(bool),
     "echo": _accepted(False),
     "add_special_tokens": _accepted(False),  # the template writes them all
-    "reasoning_effort": Field(Use.HINT, kind=str),
-    "verbosity": Field(Use.HINT, kind=str),
+    "reasoning_effort": _hint(str),
+    "verbosity": _hint(str),
     **_refused("use tools", "functions"),
     **_refused("only text goes in and out", "audio", "mm_processor_kwargs", "media_io_kwargs"),
-    **_refused("a template never comes from a request; start the server with --chat-template FILE", "chat_template"),
+    **_refused(_NO_TEMPLATES, "chat_template"),
     **_refused("it is not supported", "documents", "prediction", "web_search_options", "thinking_token_budget"),
     **_refused("it is not supported", "moderation"),
 }
+
+# Bodies of the text routes ------------------------------------------------------------------------------------
+
+TEMPLATE_FIELDS: Table = {
+    **_applied("model", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"),
+    "messages": _object(MESSAGE_FIELDS),
+    "tools": _accepted([]),
+    **_refused(_NO_TEMPLATES, "chat_template"),
+    **_refused("only text goes in", "mm_processor_kwargs"),
+    **_refused("it is not supported", "documents"),
+}
+TOKENIZE_FIELDS: Table = {
+    **TEMPLATE_FIELDS,
+    **_applied("content", "prompt", "add_special", "add_special_tokens", "parse_special"),
+    "with_pieces": _accepted(False),
+    "return_token_strs": _accepted(False),
+}
+DETOKENIZE_FIELDS: Table = _applied("model", "tokens")

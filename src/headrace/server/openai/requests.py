@@ -22,6 +22,7 @@ from headrace.server.limits import (
     MAX_TOP_LOGPROBS,
 )
 from headrace.server.openai.bodies import (
+    AnyObject,
     ChatBody,
     CompletionBody,
     GenerationBody,
@@ -32,10 +33,13 @@ from headrace.server.openai.bodies import (
     ToolCall,
     Unheeded,
     decode,
-    read_fields,
-    unknown_in_messages,
+    decode_body,
+    json_object,
+    token_id_lists,
+    token_ids,
 )
 from headrace.server.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
+from headrace.text.chat import joined_parts
 from headrace.text.stops import check_stops
 from headrace.types import MAX_LOGIT_BIAS, RequestError, SamplingParams
 
@@ -47,8 +51,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 class Generation:
     """What both APIs ask of an answer."""
 
-    params: SamplingParams  # without the seed, whose absence matters
-    seed: int | None
+    params: SamplingParams
     n: int
     stops: tuple[str, ...]
     is_stop_included: bool
@@ -89,8 +92,7 @@ class ChatRequest:
 
 def completion_request(body: bytes, defaults: SamplingParams) -> CompletionRequest:
     """A body of /v1/completions; RequestError names what is wrong with it."""
-    unheeded = read_fields(body, COMPLETION_FIELDS)
-    typed: CompletionBody = decode(body, CompletionBody)
+    typed, unheeded = decode_body(body, CompletionBody, COMPLETION_FIELDS)
     prompts = _prompts(typed.prompt)
     generation = _generation(typed, _sampling(typed, defaults, typed.max_tokens, typed.logprobs), unheeded)
     if len(prompts) * generation.n > MAX_SEQUENCES_PER_REQUEST:
@@ -111,11 +113,9 @@ def completion_request(body: bytes, defaults: SamplingParams) -> CompletionReque
 
 def chat_request(body: bytes, defaults: SamplingParams) -> ChatRequest:
     """A body of /v1/chat/completions; RequestError names what is wrong with it."""
-    unheeded = read_fields(body, CHAT_FIELDS)
-    typed: ChatBody = decode(body, ChatBody)
+    typed, unheeded = decode_body(body, ChatBody, CHAT_FIELDS)
     _check_format(typed)
     conversation = conversation_of(typed, len(body))
-    unheeded = dataclasses.replace(unheeded, unknown=unheeded.unknown + unknown_in_messages(body))
     params = _sampling(typed, defaults, _chat_length(typed), _chat_logprobs(typed))
     return ChatRequest(_generation(typed, params, unheeded), conversation)
 
@@ -126,7 +126,7 @@ def conversation_of(body: ChatBody | TemplateBody | TokenizeBody, num_bytes: int
         raise RequestError("messages is empty; at least one message is needed", "messages")
     if len(body.messages) > MAX_MESSAGES:
         raise RequestError(f"messages has {len(body.messages)} entries; at most {MAX_MESSAGES} are allowed", "messages")
-    kwargs = body.chat_template_kwargs or {}
+    kwargs = json_object(body.chat_template_kwargs, "chat_template_kwargs")
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise RequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} entries", "chat_template_kwargs")
     is_continued = bool(body.continue_final_message)
@@ -160,12 +160,8 @@ def _generation(body: GenerationBody, params: SamplingParams, unheeded: Unheeded
     options = body.stream_options
     if options is not None and not body.stream:
         raise RequestError("stream_options is for streams; set stream to true or leave it out", "stream_options")
-    for name in ("include_obfuscation", "continuous_usage_stats"):
-        if options is not None and getattr(options, name):
-            raise RequestError(f"stream_options.{name} is not supported", f"stream_options.{name}")
     return Generation(
         params=params,
-        seed=_seed(body.seed),
         n=n,
         stops=_stops(body.stop),
         is_stop_included=bool(body.include_stop_str_in_output),
@@ -196,7 +192,12 @@ def _sampling(
     if body.stop_token_ids is not None:
         given["stop_token_ids"] = tuple(dict.fromkeys(body.stop_token_ids))
     return dataclasses.replace(
-        defaults, **given, max_tokens=max_tokens, logprobs=logprobs, ignore_eos=bool(body.ignore_eos)
+        defaults,
+        **given,
+        seed=_seed(body.seed),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        ignore_eos=bool(body.ignore_eos),
     )
 
 
@@ -235,9 +236,9 @@ def _prompts(raw: msgspec.Raw) -> tuple[str | tuple[int, ...], ...]:
     if text.strip() == b"null":
         raise RequestError("prompt is missing: give text, token ids, or a list of either", "prompt", "missing")
     if _LISTS.match(text):
-        return tuple(tuple(ids) for ids in decode(raw, list[list[int]], "prompt"))
+        return tuple(tuple(ids) for ids in token_id_lists(raw, "prompt"))
     if _IDS.match(text):
-        return (tuple(decode(raw, list[int], "prompt")),)
+        return (tuple(token_ids(raw, "prompt")),)
     prompts = decode(raw, str | list[str], "prompt")
     if prompts == []:
         raise RequestError("prompt is an empty list; give text, token ids, or a list of either", "prompt")
@@ -294,7 +295,7 @@ def _check_format(body: ChatBody) -> None:
     )
 
 
-def _shown(choice: str | dict[str, Any] | None) -> str:
+def _shown(choice: str | AnyObject | None) -> str:
     return repr(choice[:64]) if isinstance(choice, str) else "an object"
 
 
@@ -314,7 +315,9 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+        fields["tool_calls"] = [
+            _tool_call(call, f"{at}.tool_calls[{i}].function.arguments") for i, call in enumerate(message.tool_calls)
+        ]
     return fields
 
 
@@ -323,22 +326,18 @@ def _text(content: str | list[Part] | None, at: str) -> str:
         return ""  # templates put content and text together, which None would break
     if isinstance(content, str):
         return content
-    for j, part in enumerate(content):
-        if part.type != "text":
-            raise RequestError(
-                f"{at}.content[{j}] is of the type {part.type[:64]!r}; only text is supported",
-                f"{at}.content[{j}].type",
-            )
-        if part.text is None:
-            raise RequestError(f"{at}.content[{j}].text is missing", f"{at}.content[{j}].text")
-    return "\n".join(part.text or "" for part in content)
+    return joined_parts([{"type": part.type, "text": part.text} for part in content], f"{at}.content")
 
 
-def _tool_call(call: ToolCall) -> dict[str, Any]:
+def _tool_call(call: ToolCall, at: str) -> dict[str, Any]:
     """A call of the history. Templates expect the arguments as an object; clients send them as JSON text."""
-    arguments = call.function.arguments
-    if isinstance(arguments, str):
+    raw = call.function.arguments
+    arguments: dict[str, Any] | str
+    if bytes(raw).lstrip().startswith(b'"'):
+        arguments = text = str(decode(raw, str, at))
         with contextlib.suppress(RequestError):  # a model may have written no JSON: the template shows it as it is
-            arguments = decode(arguments.encode(), dict[str, Any])
-    function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
+            arguments = json_object(msgspec.Raw(text.encode()), at)
+    else:
+        arguments = json_object(raw, at)
+    function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": call.type or "function", "function": function}

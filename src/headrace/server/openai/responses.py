@@ -9,28 +9,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.server.answer import Delta, Ending, Ledger, Piece
+from headrace.engine.answers import Ending
+from headrace.server.answer import Delta, Receipt, ScoredToken
 from headrace.text.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
 
-def usage_block(ledgers: Sequence[Ledger]) -> Json:
+def usage_block(receipts: Sequence[Receipt]) -> Json:
     """What a request used. The n choices of a prompt share it, so it counts once."""
-    firsts = [ledger for ledger in ledgers if ledger.is_first_of_prompt]
-    prompt_tokens = sum(ledger.prompt_tokens for ledger in firsts)
-    completion_tokens = sum(ledger.completion_tokens for ledger in ledgers)
+    firsts = [receipt for receipt in receipts if receipt.is_first_of_prompt]
+    prompt_tokens = sum(receipt.prompt_tokens for receipt in firsts)
+    completion_tokens = sum(receipt.completion_tokens for receipt in receipts)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(ledger.cached_tokens for ledger in firsts)},
+        "prompt_tokens_details": {"cached_tokens": sum(receipt.cached_tokens for receipt in firsts)},
     }
 
 
-def timing_block(ledgers: Sequence[Ledger]) -> Json:
+def timing_block(receipts: Sequence[Receipt]) -> Json:
     """The times of the answer that ended last, so that the identity of timing.py holds for several too."""
-    return max((ledger.timing for ledger in ledgers), key=lambda timing: timing.last_us).block()
+    return max((receipt.timing for receipt in receipts), key=lambda timing: timing.last_us).block()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,10 @@ class Envelope:
     def wrap(self, kind: str, choices: list[Json], **more: Any) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more}
 
+    def closed(self, kind: str, choices: list[Json], receipts: Sequence[Receipt]) -> Json:
+        """What says what the request took: a whole answer, or a stream's last chunk."""
+        return self.wrap(kind, choices, usage=usage_block(receipts), timing=timing_block(receipts))
+
 
 class Completions:
     """The shapes of /v1/completions."""
@@ -52,19 +57,14 @@ class Completions:
         self._envelope = envelope
         self._tokenizer = tokenizer
 
-    def whole(self, choices: Sequence[Sequence[Delta]], ledgers: Sequence[Ledger]) -> Json:
-        return self._envelope.wrap(
-            "text_completion",
-            [self._choice(deltas) for deltas in choices],
-            usage=usage_block(ledgers),
-            timing=timing_block(ledgers),
-        )
+    def whole(self, choices: Sequence[Sequence[Delta]], receipts: Sequence[Receipt]) -> Json:
+        return self._envelope.closed("text_completion", [self._choice(deltas) for deltas in choices], receipts)
 
     def chunks(self, delta: Delta) -> list[Json]:
         return [self._envelope.wrap("text_completion", [self._choice([delta])])]
 
-    def usage_chunk(self, ledgers: Sequence[Ledger]) -> Json:
-        return self._envelope.wrap("text_completion", [], usage=usage_block(ledgers), timing=timing_block(ledgers))
+    def usage_chunk(self, receipts: Sequence[Receipt]) -> Json:
+        return self._envelope.closed("text_completion", [], receipts)
 
     def _choice(self, deltas: Sequence[Delta]) -> Json:
         return {
@@ -85,7 +85,7 @@ class Completions:
             "text_offset": [piece.token.offset for piece in pieces],
         }
 
-    def _top(self, piece: Piece) -> dict[str, float] | None:
+    def _top(self, piece: ScoredToken) -> dict[str, float] | None:
         """By the tokens' names, the drawn token among them. Names, since texts of parts of characters are alike."""
         if piece.logprobs is None:
             return None
@@ -104,13 +104,8 @@ class Chats:
         self._tokenizer = tokenizer
         self._begun: set[int] = set()  # choices whose role was sent
 
-    def whole(self, choices: Sequence[Sequence[Delta]], ledgers: Sequence[Ledger]) -> Json:
-        return self._envelope.wrap(
-            "chat.completion",
-            [self._choice(deltas) for deltas in choices],
-            usage=usage_block(ledgers),
-            timing=timing_block(ledgers),
-        )
+    def whole(self, choices: Sequence[Sequence[Delta]], receipts: Sequence[Receipt]) -> Json:
+        return self._envelope.closed("chat.completion", [self._choice(deltas) for deltas in choices], receipts)
 
     def _choice(self, deltas: Sequence[Delta]) -> Json:
         text = "".join(delta.text for delta in deltas)
@@ -133,9 +128,8 @@ class Chats:
             chunks.append(self._chunk(delta, {}, ending=delta.ending))
         return chunks
 
-    def usage_chunk(self, ledgers: Sequence[Ledger]) -> Json:
-        more = {"usage": usage_block(ledgers), "timing": timing_block(ledgers)}
-        return self._envelope.wrap("chat.completion.chunk", [], **more)
+    def usage_chunk(self, receipts: Sequence[Receipt]) -> Json:
+        return self._envelope.closed("chat.completion.chunk", [], receipts)
 
     def _chunk(
         self, delta: Delta, content: Mapping[str, str], *, logprobs: Json | None = None, ending: Ending | None = None
