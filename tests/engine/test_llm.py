@@ -137,6 +137,34 @@ def test_what_can_never_run_is_an_error_before_anything_runs(llm: LLM) -> None:
         llm.generate([1, "a"], GREEDY)  # type: ignore[list-item]
 
 
+def test_a_max_tokens_above_the_room_is_an_error_with_the_numbers(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"10 tokens and max_tokens is 503, together 513; .* room for 502") as caught:
+        llm.generate([5] * 10, replace(GREEDY, max_tokens=503))
+    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+    with pytest.raises(RequestError, match="room for 502"):
+        next(llm.stream([5] * 10, replace(GREEDY, max_tokens=503)))
+    (whole,) = llm.generate([5] * 10, replace(GREEDY, max_tokens=None, ignore_eos=True))
+    assert len(whole.tokens) == 502
+    with pytest.raises(RequestError, match="the prompt has no tokens"):
+        llm.generate("", GREEDY)
+
+
+def test_one_stop_string_may_be_given_bare(llm: LLM) -> None:
+    (whole,) = llm.generate(PROMPTS[0], replace(GREEDY, ignore_eos=True))
+    stop = whole.text[5:8]
+    assert llm.generate(PROMPTS[0], replace(GREEDY, ignore_eos=True), stop=stop)[0].stop_reason == stop
+
+
+def test_a_closed_llm_says_so_to_whoever_asks_and_to_streams_under_way(tiny_gguf: Path) -> None:
+    llm = LLM(tiny_gguf, CONFIG)
+    stream = llm.stream(PROMPTS[0], replace(GREEDY, max_tokens=400, ignore_eos=True))
+    next(stream)
+    llm.close()
+    for ask in (lambda: list(stream), lambda: llm.generate("a", GREEDY), lambda: next(llm.stream("a", GREEDY))):
+        with pytest.raises(RequestError, match="the LLM is closed"):
+            ask()
+
+
 def test_a_shared_prefix_is_computed_once(llm: LLM) -> None:
     prefix = "the man and the house in the water " * 3
     llm.generate(prefix + "a", GREEDY)

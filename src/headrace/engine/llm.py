@@ -7,17 +7,17 @@ the ones that serve.
 from __future__ import annotations
 
 import itertools
-import secrets
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from headrace.engine.answers import Asker, ending_of, fitted, text_options
 from headrace.engine.config import EngineConfig
 from headrace.engine.load import Loaded, load
 from headrace.model import hub
-from headrace.text.answer import AnswerText, TextOptions
+from headrace.text.answer import AnswerText
 from headrace.text.chat import ChatTemplate, Message, encode_chat
 from headrace.types import (
     Event,
@@ -74,14 +74,13 @@ class _Growing:
 
     def completion(self, finished: Finished) -> Completion:
         params = self.request.params
-        is_stopped = self.answer.stop is not None or finished.reason is FinishReason.STOP
-        asked_for = self.tokens[-1] if self.tokens and self.tokens[-1] in params.stop_token_ids else None
+        ending = ending_of(finished.reason, self.answer.stop, self.tokens[-1] if self.tokens else None, params)
         return Completion(
             prompt_tokens=tuple(self.request.prompt),
             tokens=tuple(self.tokens),
             text="".join(self.pieces),
-            finish_reason="stop" if is_stopped else "length",
-            stop_reason=self.answer.stop or (asked_for if is_stopped else None),
+            finish_reason=ending.reason,
+            stop_reason=ending.stop_reason,
             logprobs=None if params.logprobs is None else tuple(self.logprobs),
             prompt_logprobs=None if params.prompt_logprobs is None else tuple(self.prompt_logprobs),
             usage=finished.usage,
@@ -104,7 +103,8 @@ class LLM:
         path = hub.pull(str(model), cache_dir or hub.default_cache_dir())
         self._loaded: Loaded = load(path, config or EngineConfig())
         self._engine = self._loaded.engine
-        self._ids = itertools.count(1)
+        self._asker = Asker(itertools.count(1).__next__, self._loaded.files.end_ids)
+        self._is_closed = False
         self._open: dict[int, _Growing] = {}
 
     def __enter__(self) -> LLM:
@@ -116,6 +116,8 @@ class LLM:
         self.close()
 
     def close(self) -> None:
+        """End the threads that compute. What is asked for afterwards, of streams under way too, is a RequestError."""
+        self._is_closed = True
         self._loaded.close()
 
     @property
@@ -127,12 +129,12 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Completion]:
         """Answer all prompts, batched together; completions come in the order of the prompts.
 
         A prompt is text or token ids. `params` is one for all or one for each; None: what the model's authors
-        recommend. Raises RequestError, before anything runs, for a prompt that can never fit.
+        recommend. Raises RequestError, before anything runs, where a prompt and its max_tokens do not fit.
         """
         each = _as_prompts(prompts)
         growing = [
@@ -147,8 +149,8 @@ class LLM:
         return [_completed(one) for one in growing]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: Sequence[str] = ()
-    ) -> Iterator[str]:
+        self, prompt: Prompt, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
+    ) -> Generator[str, None, None]:
         """The answer to one prompt, piece by piece. Leaving the loop early ends the work."""
         one = self._growing(prompt, params or self._loaded.defaults, stop)
         num_given = 0
@@ -170,22 +172,14 @@ class LLM:
             raise RequestError("the model has no chat template; give one with --chat-template FILE", "messages")
         return encode_chat(self._loaded.tokenizer, chosen, messages)
 
-    def _growing(self, prompt: Prompt, params: SamplingParams, stop: Sequence[str]) -> _Growing:
+    def _growing(self, prompt: Prompt, params: SamplingParams, stop: str | Sequence[str]) -> _Growing:
         tokenizer, spec = self._loaded.tokenizer, self._loaded.files.spec
         params.check_vocabulary(spec.vocab_size)
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) else [tokenizer.check_id(i) for i in prompt]
-        end_ids = frozenset() if params.ignore_eos else self._loaded.files.end_ids
-        stop_ids = end_ids.union(params.stop_token_ids)
-        request = Request(
-            id=next(self._ids),
-            prompt=array("i", ids),
-            params=params,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            stop_ids=stop_ids,
-            arrival_us=self._engine.clock(),
-        )
-        options = TextOptions(stops=tuple(stop), stop_ids=stop_ids, min_tokens=params.min_tokens)
-        return _Growing(request, AnswerText(tokenizer, options))
+        params = fitted(params, len(ids), self._loaded.limits.max_len)
+        (request,) = self._asker.requests(array("i", ids), params, arrival_us=self._engine.clock())
+        stops = (stop,) if isinstance(stop, str) else stop
+        return _Growing(request, AnswerText(tokenizer, text_options(request, stops)))
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
@@ -196,6 +190,7 @@ class LLM:
 
     def _submit(self, growing: Sequence[_Growing]) -> None:
         """Hand all to the engine, or none: a request that can never run is an error before anything runs."""
+        self._check_open()
         for i, one in enumerate(growing):
             if (rejection := self._engine.add(one.request)) is not None:
                 self._withdraw(growing[:i])
@@ -210,7 +205,12 @@ class LLM:
 
     def _step(self) -> None:
         """One step for all that are open; several streams may take turns."""
+        self._check_open()
         self._route(self._engine.step())
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RequestError("the LLM is closed; make another", None, "closed")
 
     def _route(self, events: Sequence[Event]) -> None:
         for event in events:
