@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -10,11 +11,14 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace import cli
+from headrace.model import open_model
 from tiny import write_tiny_llama_gguf
 
 
@@ -39,11 +43,51 @@ def test_generate_prints_the_text_alone_on_standard_output(tiny_gguf: Path, caps
     assert "8 steps in" in first.err
 
 
-def test_chat_answers_line_by_line_until_an_empty_one(
+def test_generate_reads_the_prompt_from_standard_input_where_it_is_a_dash(
     tiny_gguf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = iter(["the man", "and the house", ""])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(said))
+    flags = ("--model", str(tiny_gguf), "--temperature", "0", "--max-tokens", "8")
+    run("generate", *flags, "the man")
+    given = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("the man"))
+    run("generate", *flags, "-")
+    assert capsys.readouterr().out == given
+
+
+def test_ctrl_c_cuts_an_answer_and_not_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
+    is_closed = []
+
+    def pieces() -> Generator[str, None, None]:
+        try:
+            yield "one "
+            raise KeyboardInterrupt
+        finally:
+            is_closed.append(True)
+
+    assert cli._say(pieces()) == "one "
+    assert is_closed and capsys.readouterr().out == "one \n"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("smollm2-135m", "smollm2-135m"), ("hf:org/name@v1:file.gguf", "org/name"), ("some/where.gguf", "where")],
+)
+def test_a_model_is_served_under_the_name_that_it_was_asked_for(tiny_gguf: Path, model: str, name: str) -> None:
+    files = replace(open_model(tiny_gguf), name="where")
+    assert cli._served_name(model, files) == name
+
+
+def test_chat_answers_line_by_line_until_the_end_of_the_input(
+    tiny_gguf: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = iter(["the man", "", "and the house"])
+
+    def next_line(prompt: str) -> str:
+        if (line := next(said, None)) is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", next_line)
     assert run("chat", "--model", str(tiny_gguf), "--temperature", "0", "--max-tokens", "4", "--system", "a") == 0
     assert len(capsys.readouterr().out.splitlines()) >= 2
 
@@ -59,6 +103,8 @@ def test_pull_names_the_file_and_its_licence(tiny_gguf: Path, capsys: pytest.Cap
     ("arguments", "message"),
     [
         (["generate", "--model", "no-such-model", "x"], "there is no model 'no-such-model'"),
+        (["generate", "--model", "", "x"], "there is no model ''"),
+        (["generate", "--model", "org/name", "x"], "then hf:org/name"),
         (["generate", "--model", "{tiny}", "--temperature", "-1", "x"], "temperature is -1.0; it must be at least 0"),
         (["generate", "--model", "{tiny}", "--max-len", "100000", "x"], "made for at most 512 tokens"),
         (
@@ -123,7 +169,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_serve_tells_what_it_loaded_answers_and_ends_on_sigterm(tiny_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = [sys.executable, "-m", "headrace", "serve", "--model", str(tiny_gguf), "--port", "0"]
+    command = [sys.executable, "-m", "headrace", "serve", str(tiny_gguf), "--port", "0"]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:
         try:
             url = wait_for_url(log, server)
@@ -133,7 +179,7 @@ def test_serve_tells_what_it_loaded_answers_and_ends_on_sigterm(tiny_gguf: Path,
             server.send_signal(signal.SIGTERM)
             assert server.wait(20) == 0
     told = log.read_text()
-    for part in ("licence", "KV cache", "tokens a step", "weights 0.", "curl http://127.0.0.1:"):
+    for part in ("licence", "KV cache", "tokens a step", "fetch 0.0", "weights 0.", "curl http://127.0.0.1:"):
         assert part in told
 
 

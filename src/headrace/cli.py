@@ -12,9 +12,10 @@ import dataclasses
 import gc
 import logging
 import os
+import readline  # noqa: F401  input() edits lines where it is imported
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from headrace import __version__
@@ -69,20 +70,22 @@ def _parser() -> argparse.ArgumentParser:
 def _serve_flags(parser: argparse.ArgumentParser) -> None:
     _engine_flags(parser)
     add = parser.add_argument
-    add("--host", default="127.0.0.1", help="address to listen on; others than this machine's need --api-key")
-    add("--port", type=int, default=DEFAULT_PORT)
+    add("named", nargs="?", metavar="MODEL", help="the same as --model MODEL")
+    add("--host", default="127.0.0.1", help="address to listen on; one that others reach needs --api-key (127.0.0.1)")
+    add("--port", type=int, default=DEFAULT_PORT, help=f"0 takes one that is free ({DEFAULT_PORT})")
     add("--served-model-name", action="append", metavar="NAME", help="what clients call the model; repeatable")
     add("--chat-template", type=Path, metavar="FILE", help="a Jinja chat template, instead of the model's")
     add("--api-key", default=os.environ.get("HEADRACE_API_KEY"), help="clients must send it (also: HEADRACE_API_KEY)")
     add("--allowed-host", action="append", default=[], metavar="HOST", help="a Host header to accept; repeatable")
-    add("--unknown-fields", choices=[kind.value for kind in UnknownFields], default=UnknownFields.IGNORE.value)
+    kinds = [kind.value for kind in UnknownFields]
+    add("--unknown-fields", choices=kinds, default=kinds[0], help="what to do with fields that no API defines (ignore)")
     parser.set_defaults(run=run_serve)
 
 
 def _generate_flags(parser: argparse.ArgumentParser) -> None:
     _engine_flags(parser)
     _sampling_flags(parser)
-    parser.add_argument("prompt", metavar="PROMPT")
+    parser.add_argument("prompt", metavar="PROMPT", help="the text to go on from; - reads it from standard input")
     parser.set_defaults(run=run_generate)
 
 
@@ -108,17 +111,29 @@ def _cache_flag(parser: argparse.ArgumentParser) -> None:
 def _engine_flags(parser: argparse.ArgumentParser) -> None:
     default = EngineConfig()
     add = parser.add_argument
-    add("--model", default=hub.DEFAULT_MODEL, help="a known name, hf:org/name, a GGUF file or a directory")
+    known = ", ".join(hub.KNOWN)
+    add(
+        "-m",
+        "--model",
+        default=hub.DEFAULT_MODEL,
+        help=f"{known}, hf:org/name, a GGUF file or a directory ({hub.DEFAULT_MODEL})",
+    )
     _cache_flag(parser)
-    add("--max-len", type=int, metavar="TOKENS", help="of prompt and answer together (default: the model's context)")
-    add("--max-seqs", type=int, default=default.max_seqs, metavar="N", help="sequences running at once")
-    add("--max-step-tokens", type=int, default=default.max_step_tokens, metavar="N", help="tokens fed in one step")
-    add("--max-kv-bytes", type=_size, metavar="BYTES", help="of the KV cache; K, M and G are understood")
-    add("--threads", type=int, metavar="N", help="that compute (default: all this process may use)")
-    add("--isa", default=os.environ.get("HEADRACE_ISA"), help="avx512, avx2 or scalar (also: HEADRACE_ISA)")
-    add("--exact", action="store_true", help="f32 throughout: slow, to compare with other implementations")
-    add("--backend", choices=[kind.value for kind in BackendKind], default=default.backend.value)
-    add("--order", choices=[kind.value for kind in OrderKind], default=default.order.value, help="who runs first")
+    add("--max-len", type=int, metavar="N", help="tokens of a prompt and its answer together (the model's context)")
+    add("--max-seqs", type=int, default=default.max_seqs, metavar="N", help=f"answers at once ({default.max_seqs})")
+    steps = default.max_step_tokens
+    add("--max-step-tokens", type=int, default=steps, metavar="N", help=f"tokens computed in one step ({steps})")
+    kv_help = "size of the KV cache, as 512M or 2G (half of the free memory, at most 2G)"
+    add("--max-kv-bytes", type=_size, metavar="SIZE", help=kv_help)
+    add("--threads", type=int, metavar="N", help="threads that compute (all that this process may use)")
+    isa_help = "instruction set: avx512, avx2 or scalar; also HEADRACE_ISA (the best there is)"
+    add("--isa", default=os.environ.get("HEADRACE_ISA") or None, help=isa_help)
+    add("--exact", action="store_true", help="compute in f32 throughout: slow, to compare with other implementations")
+    backends = [kind.value for kind in BackendKind]
+    add("--backend", choices=backends, default=default.backend.value, help="reference is numpy: the oracle, slow (cpu)")
+    orders = [kind.value for kind in OrderKind]
+    order_help = "who runs first; static is the textbook baseline: a batch runs until its longest answer ends (fcfs)"
+    add("--order", choices=orders, default=default.order.value, help=order_help)
     add("--no-prefix-cache", action="store_true", help="compute every prompt from its beginning")
 
 
@@ -128,13 +143,13 @@ def _sampling_flags(parser: argparse.ArgumentParser) -> None:
         "--temperature",
         type=float,
         metavar="T",
-        help="0 takes the likeliest token (default: as the model's authors say)",
+        help="0 takes the likeliest token (what generation_config.json says, else 1)",
     )
-    add("--top-p", type=float, metavar="P")
-    add("--top-k", type=int, metavar="K")
-    add("--min-p", type=float, metavar="P")
-    add("--seed", type=int)
-    add("--max-tokens", type=int, metavar="N", help="of the answer (default: what the context has room for)")
+    add("--top-p", type=float, metavar="P", help="draw from the likeliest tokens that make up this probability")
+    add("--top-k", type=int, metavar="K", help="draw from the K likeliest tokens")
+    add("--min-p", type=float, metavar="P", help="draw from tokens at least this likely beside the likeliest")
+    add("--seed", type=int, help="the same seed gives the same answer (another one each time)")
+    add("--max-tokens", type=int, metavar="N", help="tokens of the answer (what the context has room for)")
 
 
 def _size(text: str) -> int:
@@ -203,11 +218,14 @@ def run_serve(options: argparse.Namespace) -> int:
     template, config = _template(options), _config(options)
     with contextlib.closing(bind(options.host, options.port)) as sock:
         print(f"headrace {__version__}", flush=True)
-        loaded = load(hub.pull(options.model, options.cache_dir), config, on_ledger=_print_ledger)
+        model = options.named or options.model
+        path = hub.pull(model, options.cache_dir)
+        fetched = time.perf_counter() - began
+        loaded = load(path, config, on_ledger=_print_ledger)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         gc.collect()
         gc.freeze()  # what was loaded lives as long as the server: no collection need look at it
-        names = tuple(options.served_model_name or [_served_name(options.model, loaded.files)])
+        names = tuple(options.served_model_name or [_served_name(model, loaded.files)])
         serving = _serving(loaded, names, template, UnknownFields(options.unknown_fields))
         admission = Admission()
         app = build_app(serving, Access.of(options.host, api_key, tuple(options.allowed_host)), admission)
@@ -215,7 +233,8 @@ def run_serve(options: argparse.Namespace) -> int:
         def on_ready() -> None:
             host = f"[{options.host}]" if ":" in options.host else options.host
             url = f"http://{host}:{sock.getsockname()[1]}"
-            _print_ready(url, loaded, names[0], time.perf_counter() - began, has_key=api_key is not None)
+            _print_start([("fetch", fetched), *loaded.stages], time.perf_counter() - began)
+            _print_ready(url, loaded, names[0], has_key=api_key is not None)
 
         with contextlib.closing(loaded):
             serve(app, admission, sock, on_ready)
@@ -223,7 +242,9 @@ def run_serve(options: argparse.Namespace) -> int:
 
 
 def _served_name(model: str, files: ModelFiles) -> str:
-    """A known name as it is; a path by its last part."""
+    """A known name as it is, a repository by its own; a path by its last part."""
+    if model.startswith("hf:"):
+        return model.removeprefix("hf:").partition(":")[0].partition("@")[0]
     return model if model in hub.KNOWN else files.name
 
 
@@ -255,31 +276,34 @@ def _print_ledger(files: ModelFiles, ledger: Ledger) -> None:
     print("memory   " + ", ".join(f"{name} {mib(size)}" for name, size in ledger.rows()), flush=True)
 
 
-def _print_ready(url: str, loaded: Loaded, name: str, seconds: float, *, has_key: bool) -> None:
+def _print_start(stages: Sequence[tuple[str, float]], seconds: float) -> None:
+    rest = seconds - sum(taken for _, taken in stages)
+    parts = ", ".join(f"{stage} {taken:.2f}" for stage, taken in [*stages, ("server", rest)])
+    print(f"start    {seconds:.2f} s: {parts}")
+
+
+def _print_ready(url: str, loaded: Loaded, name: str, *, has_key: bool) -> None:
     limits = loaded.limits
-    stages = ", ".join(f"{stage} {taken:.2f}" for stage, taken in loaded.stages)
     key = " -H 'Authorization: Bearer KEY'" if has_key else ""
     print(f"device   {loaded.device}")
     print(
         f"limits   {limits.max_seqs} sequences of {limits.max_len:,} tokens, {limits.max_step_tokens} tokens a step, "
         f"{limits.num_blocks[0]:,} KV blocks of {limits.block_size} tokens"
     )
-    print(f"start    {seconds:.2f} s: {stages}")
     print(f"serving  {url} as {name}; try:\n")
+    messages = '"messages": [{"role": "user", "content": "What is gravity?"}]'
     print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} \\")
-    print(
-        f"""  -d '{{"model": "{name}", "messages": [{{"role": "user", "content": "What is gravity?"}}]}}'\n""",
-        flush=True,
-    )
+    print(f'  -d \'{{"model": "{name}", {messages}, "max_tokens": 100}}\'\n', flush=True)
 
 
 def run_generate(options: argparse.Namespace) -> int:
     with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
         params = _params(options, llm.loaded.defaults)
+        prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         began, counts = time.perf_counter(), llm.loaded.engine.counts
-        for piece in llm.stream(options.prompt, params):
+        for piece in llm.stream(prompt, params):
             print(piece, end="", flush=True)
-        print()
+        print(flush=True)
         print(f"{counts.steps} steps in {time.perf_counter() - began:.2f} s, {llm.loaded.device}", file=sys.stderr)
     return 0
 
@@ -289,20 +313,30 @@ def run_chat(options: argparse.Namespace) -> int:
     with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
         params = _params(options, llm.loaded.defaults)
         messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
-        print(f"{llm.loaded.files.name} on {llm.loaded.device}. An empty line or Ctrl-D ends.", file=sys.stderr)
-        while text := _ask():
+        print(f"{llm.loaded.files.name} on {llm.loaded.device}. Ctrl-C cuts an answer, Ctrl-D ends.", file=sys.stderr)
+        while (text := _ask()) is not None:
             messages.append({"role": "user", "content": text})
-            answer = ""
-            for piece in llm.stream(llm.chat_prompt(messages, template), params):
-                answer += piece
-                print(piece, end="", flush=True)
-            print()
+            answer = _say(llm.stream(llm.chat_prompt(messages, template), params))
             messages.append({"role": "assistant", "content": answer})
     return 0
 
 
-def _ask() -> str:
+def _say(pieces: Generator[str, None, None]) -> str:
+    """Print an answer as it comes; Ctrl-C ends the answer, not the conversation."""
+    answer = ""
+    with contextlib.closing(pieces), contextlib.suppress(KeyboardInterrupt):
+        for piece in pieces:
+            answer += piece
+            print(piece, end="", flush=True)
+    print()
+    return answer
+
+
+def _ask() -> str | None:
+    """The next line that says something; None at the end."""
     try:
-        return input("> ").strip()
+        while not (text := input("> ").strip()):
+            continue
     except EOFError:
-        return ""
+        return None
+    return text
