@@ -64,8 +64,10 @@ class EchoingExecutor:
     stuck: threading.Event = field(default_factory=threading.Event)  # set: steps do not end
     poison: int | None = None  # a token at which a step fails
     fails_at: int | None = None  # an index into every answer at which a step fails
+    begun: list[tuple[int, ...]] = field(default_factory=list)  # the ids of the requests in every step so far
 
     def run(self, plan: StepPlan) -> StepResult:
+        self.begun.append(tuple(request.id for request in plan.requests))
         time.sleep(self.step_s)
         while self.stuck.is_set():
             time.sleep(0.01)
@@ -107,6 +109,7 @@ class Running:
 
     url: str
     serving: Serving
+    engine: Engine
     admission: Admission
     executor: EchoingExecutor
     server: HttpServer
@@ -126,7 +129,7 @@ class Running:
 
     @property
     def num_free_blocks(self) -> int:
-        return self.serving.engine.engine.scheduler.num_free_blocks[0]
+        return self.engine.scheduler.num_free_blocks[0]
 
     def wait_until_idle(self, limit_s: float = 5.0) -> bool:
         end = time.monotonic() + limit_s
@@ -137,12 +140,16 @@ class Running:
         return False
 
 
-def echo_serving(executor: EchoingExecutor, **fields: Any) -> Serving:
-    """What a server needs; `fields` replace those of Serving."""
+def echo_engine(executor: EchoingExecutor) -> Engine:
     group = KVGroup(KVKind.FULL, (0,), 4, 4)
     limits = Limits(max_seqs=16, max_step_tokens=64, max_len=MAX_LEN, block_size=BLOCK_SIZE, num_blocks=(NUM_BLOCKS,))
+    return Engine(Scheduler(limits, (group,), FCFS()), executor)
+
+
+def echo_serving(engine: Engine, **fields: Any) -> Serving:
+    """What a server needs; `fields` replace those of Serving."""
     values: dict[str, Any] = {
-        "engine": AsyncEngine(Engine(Scheduler(limits, (group,), FCFS()), executor)),
+        "engine": AsyncEngine(engine),
         "tokenizer": tiny_tokenizer(),
         "chat_template": ChatTemplate(CHAT_TEMPLATE),
         "model_names": (MODEL, "alias"),
@@ -168,7 +175,8 @@ def running(
 ) -> Iterator[Running]:
     """A server on a free port of this machine, for as long as the context is open."""
     executor = executor or EchoingExecutor()
-    serving = echo_serving(executor, **fields)
+    engine = echo_engine(executor)
+    serving = echo_serving(engine, **fields)
     admission = Admission(max_open)
     app = build_app(serving, access or Access.of("127.0.0.1", None), admission)
     server = HttpServer(app, admission, grace_s)
@@ -185,7 +193,7 @@ def running(
         time.sleep(0.005)
     with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
         try:
-            yield Running(url, serving, admission, executor, server, client)
+            yield Running(url, serving, engine, admission, executor, server, client)
         finally:
             executor.stuck.clear()
             server.should_exit = True
@@ -196,6 +204,6 @@ def serve_until_signalled() -> None:
     """What a process of its own runs: prints its port once it serves."""
     sock = bind("127.0.0.1", 0)
     admission = Admission()
-    app = build_app(echo_serving(EchoingExecutor(step_s=0.02)), Access.of("127.0.0.1", None), admission)
+    app = build_app(echo_serving(echo_engine(EchoingExecutor(step_s=0.02))), Access.of("127.0.0.1", None), admission)
     port = sock.getsockname()[1]
     serve(app, admission, sock, lambda: print(port, flush=True))

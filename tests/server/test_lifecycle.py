@@ -16,8 +16,10 @@ import httpx
 import pytest
 from echoing import NUM_BLOCKS, EchoingExecutor, Running, running
 
+from headrace.engine.engine import Engine, EngineThread
 from headrace.server import serving
 from headrace.server.openai.errors import ENGINE_FAILED, SHUTTING_DOWN
+from headrace.types import Event
 
 LONG: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 450, "ignore_eos": True}
 
@@ -47,27 +49,50 @@ def wait_for(condition: Any, limit_s: float = 5.0) -> None:
 
 
 def num_running(server: Running) -> int:
-    return server.serving.engine.engine.scheduler.num_running
+    return server.engine.scheduler.num_running
 
 
 # Disconnects --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_a_client_that_leaves_frees_its_blocks_within_a_few_steps(slow: Running, is_streamed: bool) -> None:
+def test_a_client_that_leaves_is_in_no_step_that_begins_after_the_engine_heard_of_it(
+    slow: Running, is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How soon the engine hears is the operating system's and the event loop's: a moment, but no count of steps.
+
+    A step that is planned while the cancellation enters the inbox may still begin: one, and not two.
+    """
+    begun = slow.executor.begun
+    sent: dict[int, int] = {}  # steps begun when the request's cancellation entered the inbox
+    heard: dict[int, int] = {}  # and when the engine took it out
+    send, hear = EngineThread.cancel, Engine.cancel
+
+    def watched_send(self: EngineThread, request_id: int) -> None:
+        sent.setdefault(request_id, len(begun))
+        send(self, request_id)
+
+    def watched_hear(self: Engine, request_id: int) -> list[Event]:
+        heard.setdefault(request_id, len(begun))
+        return hear(self, request_id)
+
+    monkeypatch.setattr(EngineThread, "cancel", watched_send)
+    monkeypatch.setattr(Engine, "cancel", watched_hear)
     with raw_request(slow, **LONG, n=4, stream=is_streamed) as sock:
         wait_for(lambda: num_running(slow) == 4)
         if is_streamed:
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
-    left = slow.serving.engine.engine.counts.steps
-    wait_for(lambda: num_running(slow) == 0)
-    assert slow.serving.engine.engine.counts.steps - left <= 3
     assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
+    slow.completion(prompt="and another", max_tokens=3)
+    assert len(sent) == len(heard) == 4
+    for request_id in sent:
+        assert not any(request_id in step for step in begun[heard[request_id] :])
+        assert sum(request_id in step for step in begun[sent[request_id] :]) <= 1
 
 
 def test_leaving_while_waiting_in_the_queue_frees_the_place(slow: Running) -> None:
     with raw_request(slow, **LONG, n=16), raw_request(slow, **LONG):
-        wait_for(lambda: slow.serving.engine.engine.scheduler.num_waiting == 1)
+        wait_for(lambda: slow.engine.scheduler.num_waiting == 1)
     assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
 
 
@@ -102,14 +127,14 @@ def test_after_aborts_in_every_state_all_blocks_are_free(slow: Running) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(abort, range(32)))
     assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
-    slow.serving.engine.engine.scheduler.check()
+    slow.engine.scheduler.check()
 
 
 def test_a_stop_string_frees_the_blocks_at_once_too(slow: Running) -> None:
-    before = slow.serving.engine.engine.counts.steps
+    before = slow.engine.counts.steps
     answer = slow.completion(prompt="abcdefgh", max_tokens=400, temperature=0, stop="d").json()
     assert answer["choices"][0]["text"] == "abc"
-    assert slow.serving.engine.engine.counts.steps - before <= 8
+    assert slow.engine.counts.steps - before <= 8
     assert slow.wait_until_idle() and slow.num_free_blocks == NUM_BLOCKS
 
 
@@ -165,6 +190,27 @@ def test_health_says_when_no_step_ends_and_recovers(monkeypatch: pytest.MonkeyPa
             sock.settimeout(5)
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
         assert server.client.get("/health").status_code == 200
+
+
+def test_a_step_that_does_not_end_is_logged_once_with_its_requests_and_the_stacks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(serving, "STALL_S", 0.1)
+    monkeypatch.setattr("headrace.server.watchdog.WATCH_S", 0.02)
+    with running() as server:
+        server.completion(prompt="Hi", max_tokens=1)
+        server.executor.stuck.set()
+        with raw_request(server, prompt="secret words", max_tokens=3) as sock:
+            wait_for(lambda: "no step has ended" in caplog.text)
+            (request_id,) = server.admission.request_ids
+            time.sleep(0.1)
+            server.executor.stuck.clear()
+            sock.settimeout(5)
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+        wait_for(lambda: "the engine goes on" in caplog.text)
+    assert caplog.text.count("no step has ended") == 1
+    assert f"open requests: [{request_id}]" in caplog.text and "echoing.py" in caplog.text
+    assert "secret" not in caplog.text
 
 
 def test_an_idle_engine_is_healthy_however_long_ago_its_last_step_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from echoing import EchoingExecutor, echo_serving, tiny_tokenizer
+from echoing import EchoingExecutor, echo_engine, echo_serving, tiny_tokenizer
 from starlette.types import Receive, Scope, Send
 
 from headrace.server.app import build_app
@@ -27,7 +27,7 @@ USER = {"role": "user", "content": "Hi"}
 @contextlib.asynccontextmanager
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     """A client on the loop of the server that it talks to."""
-    app = build_app(echo_serving(EchoingExecutor()), Access.of("127.0.0.1", None))
+    app = build_app(echo_serving(echo_engine(EchoingExecutor())), Access.of("127.0.0.1", None))
 
     async def with_state(scope: Scope, receive: Receive, send: Send) -> None:
         await app({**scope, "state": {}}, receive, send)  # as uvicorn gives it

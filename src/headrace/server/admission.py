@@ -55,6 +55,11 @@ class Admission:
         """When the oldest answer under way was asked for."""
         return next((stream.request.arrival_us for stream in self._streams.values()), None)
 
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Of the answers under way, oldest first."""
+        return tuple(self._streams)
+
     def drain(self) -> None:
         """Take nothing more."""
         self.is_draining = True

@@ -5,6 +5,7 @@ Owns the composition. Everything it composes can be had and tested alone.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
@@ -28,6 +29,7 @@ from headrace.server.prompts import Prompts
 from headrace.server.serving import Serving
 from headrace.server.status import StatusEndpoints
 from headrace.server.text_endpoints import TextEndpoints
+from headrace.server.watchdog import watch
 from headrace.server.wire import HttpError, refusal_response
 from headrace.server.workers import Workers
 from headrace.types import CapacityError, RequestError
@@ -52,7 +54,9 @@ def build_app(serving: Serving, access: Access, admission: Admission | None = No
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         serving.engine.start()
+        watching = asyncio.ensure_future(watch(serving, admission))
         yield
+        watching.cancel()
         await serving.engine.stop()
         workers.stop()
 

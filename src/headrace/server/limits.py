@@ -33,6 +33,7 @@ BODY_TIMEOUT_S = 60.0  # 16 MB at 2.2 Mbit/s
 SEND_TIMEOUT_S = 30.0  # a client that reads nothing for so long is gone
 KEEP_ALIVE_S = 75  # longer than what load balancers keep, so that they and not we close an idle connection
 STALL_S = 60.0  # a step that takes longer makes the server unhealthy
+WATCH_S = 5.0  # between two looks at whether it is
 GRACE_S = 30.0  # what SIGTERM gives to the answers under way
 
 # What goes back ----------------------------------------------------------------------------------------------
