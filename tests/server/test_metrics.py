@@ -6,7 +6,8 @@ import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.server.metrics import BUCKETS, EngineGauges, Histogram, MetricsPage, RequestMetrics
+from headrace.engine.stream import EngineGauges
+from headrace.server.metrics import BUCKETS, Histogram, MetricsPage, RequestMetrics
 from headrace.server.timing import Timing
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -22,6 +22,19 @@ class Stamped:
 
     now_us: int
     event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class EngineGauges:
+    """The engine's state at the moment of asking."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # of the fullest KV group, 0 to 1
+    steps: int
+    failed_steps: int
+    fed_tokens: int
+    busy_s: float
 
 
 class Stream:
@@ -64,7 +77,7 @@ class AsyncEngine:
     """An engine on its thread, for callers on one asyncio event loop."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        self._engine = engine
         self._ids = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._thread = EngineThread(engine, self._deliver)
@@ -96,6 +109,28 @@ class AsyncEngine:
     @property
     def is_idle(self) -> bool:
         return self._thread.is_idle()
+
+    @property
+    def last_step_us(self) -> int:
+        """When the last step ended; 0: none yet."""
+        return self._engine.counts.last_step_us
+
+    def now_us(self) -> int:
+        return self._engine.clock()
+
+    def gauges(self, num_blocks: Sequence[int]) -> EngineGauges:
+        """What the engine has and does, `num_blocks` being the KV blocks of each group, free or not."""
+        scheduler, counts = self._engine.scheduler, self._engine.counts
+        used = [1 - free / total for free, total in zip(scheduler.num_free_blocks, num_blocks, strict=True)]
+        return EngineGauges(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            kv_usage=max(used),
+            steps=counts.steps,
+            failed_steps=counts.failed_steps,
+            fed_tokens=counts.fed_tokens,
+            busy_s=counts.busy_us / 1e6,
+        )
 
     def open(self, stream: Stream) -> None:
         self._streams[stream.request.id] = stream

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
+from headrace.engine.stream import EngineGauges
 from headrace.server.answer import Answer
 from headrace.server.timing import Timing
 
@@ -45,19 +46,6 @@ class Histogram:
             seen += count
             rows.append((bound, float(seen)))
         return rows
-
-
-@dataclass(frozen=True, slots=True)
-class EngineGauges:
-    """The engine's state at the moment of asking."""
-
-    num_running: int
-    num_waiting: int
-    kv_usage: float  # of the fullest KV group, 0 to 1
-    steps: int
-    failed_steps: int
-    fed_tokens: int
-    busy_s: float
 
 
 @dataclass(slots=True)
@@ -103,31 +91,98 @@ class RequestMetrics:
                 histogram.observe(value_us / 1e6)
 
 
-# headrace's name without its prefix: (vLLM's name without its own, help).
-_COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens of answered requests, cached ones included."),
-    "generation_tokens": ("generation_tokens", "Tokens of answers."),
-    "cached_tokens": ("prefix_cache_hits", "Prompt tokens taken from the prefix cache."),
-    "preemptions": ("num_preemptions", "Sequences that gave up their blocks and were computed again."),
-    "steps": (None, "Forward passes."),
-    "failed_steps": (None, "Forward passes that raised."),
-    "fed_tokens": (None, "Tokens that went through the model: prompt, recomputed and output tokens."),
-    "busy_seconds": (None, "Time in steps."),
-}
-_GAUGES = {
-    "requests_running": ("num_requests_running", "Sequences that hold KV blocks."),
-    "requests_waiting": ("num_requests_waiting", "Sequences in the queue."),
-    "kv_cache_usage_ratio": ("kv_cache_usage_perc", "Share of the KV blocks in use, of the fullest group; 1 is full."),
-}
-_HISTOGRAMS = {
-    "time_to_first_token_seconds": ("time_to_first_token_seconds", "From arrival to the first token delivered."),
-    "inter_token_latency_seconds": ("inter_token_latency_seconds", "Between two deliveries of one answer."),
-    "time_per_output_token_seconds": (
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """A number with the model as its only label."""
+
+    family: type[Family]
+    alias: str | None  # vLLM's name without its prefix
+    text: str
+    value: Callable[[RequestMetrics, EngineGauges], float | Histogram]
+
+
+# By headrace's name without its prefix.
+_SERIES: Mapping[str, _Series] = {
+    "prompt_tokens": _Series(
+        CounterMetricFamily,
+        "prompt_tokens",
+        "Prompt tokens of answered requests, cached ones included.",
+        lambda seen, now: seen.prompt_tokens,
+    ),
+    "generation_tokens": _Series(
+        CounterMetricFamily, "generation_tokens", "Tokens of answers.", lambda seen, now: seen.completion_tokens
+    ),
+    "cached_tokens": _Series(
+        CounterMetricFamily,
+        "prefix_cache_hits",
+        "Prompt tokens taken from the prefix cache.",
+        lambda seen, now: seen.cached_tokens,
+    ),
+    "preemptions": _Series(
+        CounterMetricFamily,
+        "num_preemptions",
+        "Sequences that gave up their blocks and were computed again.",
+        lambda seen, now: seen.preemptions,
+    ),
+    "steps": _Series(CounterMetricFamily, None, "Forward passes.", lambda seen, now: now.steps),
+    "failed_steps": _Series(
+        CounterMetricFamily, None, "Forward passes that raised.", lambda seen, now: now.failed_steps
+    ),
+    "fed_tokens": _Series(
+        CounterMetricFamily,
+        None,
+        "Tokens that went through the model: prompt, recomputed and output tokens.",
+        lambda seen, now: now.fed_tokens,
+    ),
+    "busy_seconds": _Series(CounterMetricFamily, None, "Time in steps.", lambda seen, now: now.busy_s),
+    "requests_running": _Series(
+        GaugeMetricFamily,
+        "num_requests_running",
+        "Sequences that hold KV blocks.",
+        lambda seen, now: now.num_running,
+    ),
+    "requests_waiting": _Series(
+        GaugeMetricFamily, "num_requests_waiting", "Sequences in the queue.", lambda seen, now: now.num_waiting
+    ),
+    "kv_cache_usage_ratio": _Series(
+        GaugeMetricFamily,
+        "kv_cache_usage_perc",
+        "Share of the KV blocks in use, of the fullest group; 1 is full.",
+        lambda seen, now: now.kv_usage,
+    ),
+    "time_to_first_token_seconds": _Series(
+        HistogramMetricFamily,
+        "time_to_first_token_seconds",
+        "From arrival to the first token delivered.",
+        lambda seen, now: seen.ttft,
+    ),
+    "inter_token_latency_seconds": _Series(
+        HistogramMetricFamily,
+        "inter_token_latency_seconds",
+        "Between two deliveries of one answer.",
+        lambda seen, now: seen.itl,
+    ),
+    "time_per_output_token_seconds": _Series(
+        HistogramMetricFamily,
         "request_time_per_output_token_seconds",
         "Of an answer of n tokens: (last - first)/(n - 1).",
+        lambda seen, now: seen.tpot,
     ),
-    "e2e_latency_seconds": ("e2e_request_latency_seconds", "From arrival to the last token delivered."),
-    "queue_seconds": ("request_queue_time_seconds", "From arrival to the first step that had the request in it."),
+    "e2e_latency_seconds": _Series(
+        HistogramMetricFamily,
+        "e2e_request_latency_seconds",
+        "From arrival to the last token delivered.",
+        lambda seen, now: seen.e2e,
+    ),
+    "queue_seconds": _Series(
+        HistogramMetricFamily,
+        "request_queue_time_seconds",
+        "From arrival to the first step that had the request in it.",
+        lambda seen, now: seen.queue,
+    ),
 }
 _LABEL = "model_name"
 
@@ -150,28 +205,16 @@ class MetricsPage:
 
     def collect(self) -> Iterator[Metric]:
         now = self.engine()
-        yield from self._counters(now)
-        yield from self._labelled()
-        yield from self._gauges(now)
-        yield from self._histograms()
-
-    def _counters(self, now: EngineGauges) -> Iterator[Metric]:
-        seen = self.requests
-        values = {
-            "prompt_tokens": seen.prompt_tokens,
-            "generation_tokens": seen.completion_tokens,
-            "cached_tokens": seen.cached_tokens,
-            "preemptions": seen.preemptions,
-            "steps": now.steps,
-            "failed_steps": now.failed_steps,
-            "fed_tokens": now.fed_tokens,
-            "busy_seconds": now.busy_s,
-        }
-        for name, (alias, text) in _COUNTERS.items():
-            for full_name in _names(name, alias):
-                family = CounterMetricFamily(full_name, text, labels=[_LABEL])
-                family.add_metric([self.model], values[name])
+        for name, series in _SERIES.items():
+            value = series.value(self.requests, now)
+            for full_name in _names(name, series.alias):
+                family = series.family(full_name, series.text, labels=[_LABEL])
+                if isinstance(family, HistogramMetricFamily) and isinstance(value, Histogram):
+                    family.add_metric([self.model], value.cumulative(), value.total)
+                elif not isinstance(family, HistogramMetricFamily) and not isinstance(value, Histogram):
+                    family.add_metric([self.model], value)
                 yield family
+        yield from self._labelled()
 
     def _labelled(self) -> Iterator[Metric]:
         for full_name, label in (("headrace_answers", "reason"), ("vllm:request_success", "finished_reason")):
@@ -183,33 +226,6 @@ class MetricsPage:
         for status, count in sorted(self.requests.responses.items()):
             responses.add_metric([str(status)], count)
         yield responses
-
-    def _gauges(self, now: EngineGauges) -> Iterator[Metric]:
-        values = {
-            "requests_running": now.num_running,
-            "requests_waiting": now.num_waiting,
-            "kv_cache_usage_ratio": now.kv_usage,
-        }
-        for name, (alias, text) in _GAUGES.items():
-            for full_name in _names(name, alias):
-                family = GaugeMetricFamily(full_name, text, labels=[_LABEL])
-                family.add_metric([self.model], values[name])
-                yield family
-
-    def _histograms(self) -> Iterator[Metric]:
-        seen = self.requests
-        values = {
-            "time_to_first_token_seconds": seen.ttft,
-            "inter_token_latency_seconds": seen.itl,
-            "time_per_output_token_seconds": seen.tpot,
-            "e2e_latency_seconds": seen.e2e,
-            "queue_seconds": seen.queue,
-        }
-        for name, (alias, text) in _HISTOGRAMS.items():
-            for full_name in _names(name, alias):
-                family = HistogramMetricFamily(full_name, text, labels=[_LABEL])
-                family.add_metric([self.model], values[name].cumulative(), values[name].total)
-                yield family
 
 
 def _names(name: str, alias: str | None) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from headrace.engine.stream import AsyncEngine
+from headrace.engine.stream import AsyncEngine, EngineGauges
 from headrace.server.limits import STALL_S
-from headrace.server.metrics import EngineGauges
 from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 from headrace.types import SamplingParams
@@ -43,20 +42,10 @@ class Serving:
         return self.model_names[0]
 
     def gauges(self) -> EngineGauges:
-        scheduler, counts = self.engine.engine.scheduler, self.engine.engine.counts
-        used = [1 - free / total for free, total in zip(scheduler.num_free_blocks, self.num_blocks, strict=True)]
-        return EngineGauges(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
-            kv_usage=max(used),
-            steps=counts.steps,
-            failed_steps=counts.failed_steps,
-            fed_tokens=counts.fed_tokens,
-            busy_s=counts.busy_us / 1e6,
-        )
+        return self.engine.gauges(self.num_blocks)
 
     def now_us(self) -> int:
-        return self.engine.engine.clock()
+        return self.engine.now_us()
 
     def ailment(self, oldest_us: int | None) -> str | None:
         """Why the engine is not healthy, or None. `oldest_us`: when the oldest open request arrived.
@@ -67,5 +56,5 @@ class Serving:
             return "the engine's thread has ended"
         if oldest_us is None or self.engine.is_idle:
             return None
-        silent_s = (self.now_us() - max(oldest_us, self.engine.engine.counts.last_step_us)) / 1e6
+        silent_s = (self.now_us() - max(oldest_us, self.engine.last_step_us)) / 1e6
         return f"no step has ended for {silent_s:.0f} seconds" if silent_s > STALL_S else None
