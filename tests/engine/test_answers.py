@@ -8,6 +8,7 @@ from array import array
 import pytest
 
 from headrace.engine.answers import Asker, Ending, ending_of, fitted, text_options
+from headrace.text.stops import StopStrings
 from headrace.types import FinishReason, RequestError, SamplingParams
 
 PARAMS = SamplingParams()
@@ -53,7 +54,7 @@ def test_end_tokens_end_an_answer_unless_ignored_and_its_own_stop_tokens_always(
     kept = asker().requests(PROMPT, SamplingParams(stop_token_ids=(9,)), arrival_us=1)[0]
     ignored = asker().requests(PROMPT, SamplingParams(stop_token_ids=(9,), ignore_eos=True), arrival_us=1)[0]
     assert (kept.stop_ids, ignored.stop_ids) == ({2, 9}, {9})
-    assert text_options(kept, ["x"]).stop_ids == kept.stop_ids
+    assert text_options(kept, StopStrings(("x",))).stop_ids == kept.stop_ids
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from headrace.engine.stream import Stamped
 from headrace.server.answer import Answer, Delta, Receipt
 from headrace.server.openai.errors import ENGINE_FAILED, SHUTTING_DOWN
 from headrace.text.answer import AnswerText, TextOptions
+from headrace.text.stops import StopStrings
 from headrace.types import (
     Finished,
     FinishReason,
@@ -34,7 +35,7 @@ def answer_of(*, stops: tuple[str, ...] = (), logprobs: int | None = None, **fie
     request = Request(
         7, array("i", [5]), params, seed=1, stop_ids=frozenset({2, *params.stop_token_ids}), arrival_us=100
     )
-    return Answer(0, request, AnswerText(TOKENIZER, TextOptions(stops, stop_ids=request.stop_ids)))
+    return Answer(0, request, AnswerText(TOKENIZER, TextOptions(StopStrings(stops), stop_ids=request.stop_ids)))
 
 
 def ids(text: str) -> array[int]:

@@ -77,6 +77,10 @@ LARGE: dict[str, tuple[str, bytes]] = {
         "/v1/completions",
         body_of(prompt=[[70] * 500] * 128, max_tokens=0, echo=True, logprobs=1),
     ),
+    "stop strings of many answers": (
+        "/v1/completions",
+        body_of(prompt=["a"] * 32, n=2, max_tokens=1, stop=[f"{i}" + "ab" * 500 for i in range(16)]),
+    ),
     "a hopeless prompt": ("/v1/completions", body_of(prompt="x" * (MAX_BODY_BYTES - 100))),
     "messages": ("/v1/chat/completions", body_of(messages=[USER] * 4096, max_tokens=1)),
     "messages of a template": ("/apply-template", body_of(messages=[USER] * 4096)),

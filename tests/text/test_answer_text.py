@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.text.answer import AnswerText, TextDelta, TextOptions
-from headrace.text.stops import StopMatcher
+from headrace.text.stops import StopMatcher, StopStrings
 from headrace.text.tokenizer import Tokenizer
 from tiny import SPECIAL_TOKENS, VOCAB_SIZE
 
@@ -62,7 +62,7 @@ def test_the_answer_does_not_depend_on_how_its_tokens_are_grouped(
     skip: bool,
     minimum: int,
 ) -> None:
-    options = TextOptions(tuple(stops), include_stop=include, skip_special=skip, min_tokens=minimum)
+    options = TextOptions(StopStrings(tuple(stops)), include_stop=include, skip_special=skip, min_tokens=minimum)
     whole, whole_answer = collect(tiny_tokenizer, options, [tokens])
     split, split_answer = collect(tiny_tokenizer, options, grouped(tokens, borders))
     assert whole == split
@@ -73,9 +73,9 @@ def test_the_answer_does_not_depend_on_how_its_tokens_are_grouped(
 def test_the_text_is_the_decoding_cut_at_the_stop_string(
     tiny_tokenizer: Tokenizer, tokens: list[int], stops: list[str], include: bool, skip: bool
 ) -> None:
-    options = TextOptions(tuple(stops), include_stop=include, skip_special=skip)
+    options = TextOptions(StopStrings(tuple(stops)), include_stop=include, skip_special=skip)
     collected, answer = collect(tiny_tokenizer, options, [[token] for token in tokens])
-    matcher = StopMatcher(stops, is_included=include)
+    matcher = StopMatcher(StopStrings(tuple(stops)), is_included=include)
     found = matcher.push(tiny_tokenizer.decode(tokens, skip_special=skip))
     assert collected.stop == answer.stop == found.stop
     assert collected.text == (found.text if found.stop else found.text + matcher.held)
@@ -85,7 +85,7 @@ def test_the_text_is_the_decoding_cut_at_the_stop_string(
 def test_every_token_of_the_answer_has_its_text_and_offset(
     tiny_tokenizer: Tokenizer, tokens: list[int], stops: list[str], skip: bool
 ) -> None:
-    options = TextOptions(tuple(stops), skip_special=skip)
+    options = TextOptions(StopStrings(tuple(stops)), skip_special=skip)
     collected, answer = collect(tiny_tokenizer, options, [[token] for token in tokens])
     assert [token for token, _, _ in collected.tokens] == tokens[: answer.num_tokens]
     end = 0
@@ -99,14 +99,14 @@ def test_every_token_of_the_answer_has_its_text_and_offset(
 def test_the_answer_counts_tokens_up_to_the_one_that_completes_a_stop_string(
     tiny_tokenizer: Tokenizer, tokens: list[int], stops: list[str]
 ) -> None:
-    _, answer = collect(tiny_tokenizer, TextOptions(tuple(stops)), [tokens])
+    _, answer = collect(tiny_tokenizer, TextOptions(StopStrings(tuple(stops))), [tokens])
     if answer.stop is not None and "\ufffd" not in answer.stop:
         assert answer.stop in tiny_tokenizer.decode(tokens[: answer.num_tokens])
         assert not any(stop in tiny_tokenizer.decode(tokens[: answer.num_tokens - 1]) for stop in stops)
 
 
 def test_a_stop_string_across_tokens_is_never_partly_shown(tiny_tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
-    answer = AnswerText(tiny_tokenizer, TextOptions(("END",)))
+    answer = AnswerText(tiny_tokenizer, TextOptions(StopStrings(("END",))))
     deltas = [answer.push((byte_ids[byte],)) for byte in b"the END, and more"]
     assert "".join(delta.text for delta in deltas) == "the "
     assert [(token.text, token.offset) for token in deltas[6].tokens] == [("", 4)] * 3
@@ -137,7 +137,7 @@ def test_an_answer_cut_inside_a_character_ends_with_a_replacement_of_its_last_to
 def test_the_replacement_at_the_end_may_complete_a_stop_string(
     tiny_tokenizer: Tokenizer, byte_ids: dict[int, int]
 ) -> None:
-    answer = AnswerText(tiny_tokenizer, TextOptions(("b\ufffd",)))
+    answer = AnswerText(tiny_tokenizer, TextOptions(StopStrings(("b\ufffd",))))
     assert answer.push([byte_ids[ord("a")], byte_ids[ord("b")], byte_ids[0xF0]]).text == "a"
     tail = answer.finish()
     assert (tail.text, tail.stop, answer.num_tokens) == ("", "b\ufffd", 3)
@@ -155,15 +155,15 @@ def test_the_token_that_ended_the_answer_has_no_text_unless_it_is_included(tiny_
 
 def test_a_stop_string_does_not_count_before_min_tokens(tiny_tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
     tokens = [byte_ids[byte] for byte in b"ab ab"]
-    answer = AnswerText(tiny_tokenizer, TextOptions(("ab",), min_tokens=2))
+    answer = AnswerText(tiny_tokenizer, TextOptions(StopStrings(("ab",)), min_tokens=2))
     assert answer.push(tokens).text == "ab "
     assert answer.num_tokens == 5
-    straddling = AnswerText(tiny_tokenizer, TextOptions(("ab",), min_tokens=1))
+    straddling = AnswerText(tiny_tokenizer, TextOptions(StopStrings(("ab",)), min_tokens=1))
     assert straddling.push(tokens[:2]).text == "ab"
     assert straddling.stop is None
 
 
 def test_offsets_begin_after_an_echoed_prompt(tiny_tokenizer: Tokenizer, byte_ids: dict[int, int]) -> None:
-    answer = AnswerText(tiny_tokenizer, TextOptions(("c",)), offset=10)
+    answer = AnswerText(tiny_tokenizer, TextOptions(StopStrings(("c",))), offset=10)
     delta = answer.push([byte_ids[byte] for byte in b"abc"])
     assert [(token.text, token.offset) for token in delta.tokens] == [("a", 10), ("b", 11), ("", 12)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.text.stops import MAX_STOP_CHARS, MAX_STOPS, StopMatcher
+from headrace.text.stops import MAX_STOP_CHARS, MAX_STOPS, StopMatcher, StopStrings
 from headrace.types import RequestError
 
 FEW_LETTERS = st.text("ab\n", max_size=30)
@@ -34,7 +34,7 @@ def pieces(text: str, borders: list[int]) -> list[str]:
 
 @given(text=FEW_LETTERS, stops=STOPS, borders=BORDERS)
 def test_any_split_of_a_text_is_cut_where_the_definition_says(text: str, stops: list[str], borders: list[int]) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(tuple(stops)))
     emitted, stop = "", None
     for piece in pieces(text, borders):
         found = matcher.push(piece)
@@ -48,7 +48,7 @@ def test_any_split_of_a_text_is_cut_where_the_definition_says(text: str, stops: 
 
 @given(text=FEW_LETTERS, stops=STOPS)
 def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[str]) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(tuple(stops)))
     emitted = ""
     for end, char in enumerate(text, 1):
         found = matcher.push(char)
@@ -62,7 +62,7 @@ def test_only_what_may_begin_a_stop_string_is_held_back(text: str, stops: list[s
 
 @given(text=FEW_LETTERS, stops=STOPS, borders=BORDERS)
 def test_an_included_stop_string_ends_the_text(text: str, stops: list[str], borders: list[int]) -> None:
-    matcher = StopMatcher(stops, is_included=True)
+    matcher = StopMatcher(StopStrings(tuple(stops)), is_included=True)
     emitted, stop = "", None
     for piece in pieces(text, borders):
         found = matcher.push(piece)
@@ -76,17 +76,32 @@ def test_an_included_stop_string_ends_the_text(text: str, stops: list[str], bord
 
 
 def test_the_stop_string_that_is_complete_first_wins() -> None:
-    found = StopMatcher(["abcd", "bc"]).push("xabcd")
+    found = StopMatcher(
+        StopStrings(
+            (
+                "abcd",
+                "bc",
+            )
+        )
+    ).push("xabcd")
     assert (found.text, found.stop) == ("xa", "bc")
 
 
 def test_of_stop_strings_that_end_together_the_longest_wins() -> None:
-    found = StopMatcher(["c", "abc", "bc"]).push("xabc")
+    found = StopMatcher(
+        StopStrings(
+            (
+                "c",
+                "abc",
+                "bc",
+            )
+        )
+    ).push("xabc")
     assert (found.text, found.stop) == ("x", "abc")
 
 
 def test_a_false_start_is_released() -> None:
-    matcher = StopMatcher(["\n\nUser:"])
+    matcher = StopMatcher(StopStrings(("\n\nUser:",)))
     assert matcher.push("hi\n\nUs").text == "hi"
     assert matcher.push("e").text == ""
     assert matcher.push(" it").text == "\n\nUse it"
@@ -94,20 +109,27 @@ def test_a_false_start_is_released() -> None:
 
 
 def test_what_is_held_at_the_end_is_given_back() -> None:
-    matcher = StopMatcher(["END"])
+    matcher = StopMatcher(StopStrings(("END",)))
     assert matcher.push("the EN").text == "the "
     assert matcher.held == "EN"
 
 
+def test_one_set_of_stop_strings_serves_many_answers() -> None:
+    stops = StopStrings(("END", "STOP"))
+    first, second = StopMatcher(stops), StopMatcher(stops)
+    assert first.push("a E").text == "a " and second.push("b S").text == "b "
+    assert first.push("ND").stop == "END" and second.push("TOP").stop == "STOP"
+
+
 def test_without_stop_strings_everything_leaves_at_once() -> None:
-    matcher = StopMatcher([])
+    matcher = StopMatcher(StopStrings(()))
     assert matcher.push("anything").text == "anything"
     assert matcher.held == ""
 
 
 def test_long_overlapping_stop_strings_take_linear_time() -> None:
     stops = ["a" * (MAX_STOP_CHARS - i) + "b" for i in range(1, MAX_STOPS + 1)]
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(tuple(stops)))
     start = time.process_time()
     for _ in range(2_000):
         assert matcher.push("a" * 100).stop is None
@@ -125,5 +147,5 @@ def test_long_overlapping_stop_strings_take_linear_time() -> None:
 )
 def test_stop_strings_beyond_the_limits_are_refused(stops: list[str], message: str) -> None:
     with pytest.raises(RequestError, match=message) as caught:
-        StopMatcher(stops)
+        StopStrings(tuple(stops))
     assert caught.value.param == "stop"

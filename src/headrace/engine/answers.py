@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from headrace.text.answer import TextOptions
+from headrace.text.stops import StopStrings
 from headrace.types import FinishReason, Request, RequestError, SamplingParams
 
 
@@ -86,11 +87,11 @@ class Asker:
 
 
 def text_options(
-    request: Request, stops: Sequence[str], *, is_stop_included: bool = False, is_special_skipped: bool = True
+    request: Request, stops: StopStrings, *, is_stop_included: bool = False, is_special_skipped: bool = True
 ) -> TextOptions:
     """How the answer to `request` is written."""
     return TextOptions(
-        stops=tuple(stops),
+        stops=stops,
         stop_ids=request.stop_ids,
         include_stop=is_stop_included,
         skip_special=is_special_skipped,

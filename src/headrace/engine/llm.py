@@ -19,6 +19,7 @@ from headrace.engine.load import Loaded, load
 from headrace.model import hub
 from headrace.text.answer import AnswerText
 from headrace.text.chat import ChatTemplate, Message, encode_chat
+from headrace.text.stops import StopStrings
 from headrace.types import (
     Event,
     Finished,
@@ -136,9 +137,9 @@ class LLM:
         A prompt is text or token ids. `params` is one for all or one for each; None: what the model's authors
         recommend. Raises RequestError, before anything runs, where a prompt and its max_tokens do not fit.
         """
-        each = _as_prompts(prompts)
+        each, stops = _as_prompts(prompts), _as_stops(stop)
         growing = [
-            self._growing(prompt, p, stop) for prompt, p in zip(each, self._params(params, len(each)), strict=True)
+            self._growing(prompt, p, stops) for prompt, p in zip(each, self._params(params, len(each)), strict=True)
         ]
         self._submit(growing)
         try:
@@ -152,7 +153,7 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
     ) -> Generator[str, None, None]:
         """The answer to one prompt, piece by piece. Leaving the loop early ends the work."""
-        one = self._growing(prompt, params or self._loaded.defaults, stop)
+        one = self._growing(prompt, params or self._loaded.defaults, _as_stops(stop))
         num_given = 0
         self._submit([one])
         try:
@@ -172,13 +173,12 @@ class LLM:
             raise RequestError("the model has no chat template; give one with --chat-template FILE", "messages")
         return encode_chat(self._loaded.tokenizer, chosen, messages)
 
-    def _growing(self, prompt: Prompt, params: SamplingParams, stop: str | Sequence[str]) -> _Growing:
+    def _growing(self, prompt: Prompt, params: SamplingParams, stops: StopStrings) -> _Growing:
         tokenizer, spec = self._loaded.tokenizer, self._loaded.files.spec
         params.check_vocabulary(spec.vocab_size)
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) else [tokenizer.check_id(i) for i in prompt]
         params = fitted(params, len(ids), self._loaded.limits.max_len)
         (request,) = self._asker.requests(array("i", ids), params, arrival_us=self._engine.clock())
-        stops = (stop,) if isinstance(stop, str) else stop
         return _Growing(request, AnswerText(tokenizer, text_options(request, stops)))
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
@@ -239,3 +239,8 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if many and ids:
         raise RequestError("prompts mixes token ids with prompts; give one prompt or a list of them", "prompts")
     return [ids] if ids else many
+
+
+def _as_stops(stop: str | Sequence[str]) -> StopStrings:
+    """One stop string or many."""
+    return StopStrings((stop,) if isinstance(stop, str) else tuple(stop))

@@ -73,7 +73,7 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-_CLOSE = {"connection": "close"}
+_CLOSE: Mapping[str, str] = {"connection": "close"}
 
 
 async def _until_gone(receive: Receive) -> None:

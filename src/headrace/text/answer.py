@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headrace.text.detokenizer import Detokenizer
-from headrace.text.stops import StopMatcher
+from headrace.text.stops import StopMatcher, StopStrings
 from headrace.text.tokenizer import Tokenizer
 
 
@@ -18,7 +18,7 @@ from headrace.text.tokenizer import Tokenizer
 class TextOptions:
     """How a request wants its answer written."""
 
-    stops: tuple[str, ...] = ()
+    stops: StopStrings = StopStrings()
     stop_ids: frozenset[int] = frozenset()  # tokens at which the scheduler ends the answer
     include_stop: bool = False  # whether the stop string or token that ended the answer is part of its text
     skip_special: bool = True

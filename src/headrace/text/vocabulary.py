@@ -316,7 +316,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF: Mapping[str, int] = _byte_alphabet()
 
 
 def _byte_level(token: str) -> bytes:

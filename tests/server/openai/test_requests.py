@@ -208,9 +208,9 @@ def test_best_of_equal_to_n_changes_nothing() -> None:
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:
-    assert completion(stop="x").generation.stops == ("x",)
-    assert completion(stop=[]).generation.stops == ()
-    assert completion(stop=["b", "a", "b"]).generation.stops == ("b", "a")
+    assert completion(stop="x").generation.stops.strings == ("x",)
+    assert completion(stop=[]).generation.stops.strings == ()
+    assert completion(stop=["b", "a", "b"]).generation.stops.strings == ("b", "a")
 
 
 # Prompts ------------------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ ENGINE_FAILED = "engine_failed"
 CUT_OFF = "the server is shutting down; the answer is cut off"
 
 # The status of a RequestError by its code; 400 for all others.
-_STATUS = {
+_STATUS: Mapping[str, int] = {
     "model_not_found": 404,
     "not_implemented": 501,
     "queue_full": 429,
     ENGINE_FAILED: 500,
     SHUTTING_DOWN: 503,
 }
-_TYPES = {
+_TYPES: Mapping[int, str] = {
     401: "authentication_error",
     403: "permission_error",
     429: "rate_limit_error",

@@ -40,7 +40,7 @@ from headrace.server.openai.bodies import (
 )
 from headrace.server.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS
 from headrace.text.chat import joined_parts
-from headrace.text.stops import check_stops
+from headrace.text.stops import StopStrings, check_stops
 from headrace.types import MAX_LOGIT_BIAS, RequestError, SamplingParams
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's for /v1/completions; a chat's default is the room that is left
@@ -53,7 +53,7 @@ class Generation:
 
     params: SamplingParams
     n: int
-    stops: tuple[str, ...]
+    stops: StopStrings
     is_stop_included: bool
     is_special_skipped: bool
     is_streamed: bool
@@ -210,10 +210,10 @@ def _seed(seed: int | None) -> int | None:
     return seed % 2**64
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def _stops(stop: str | list[str] | None) -> StopStrings:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     check_stops(stops)
-    return tuple(dict.fromkeys(stops))
+    return StopStrings(tuple(dict.fromkeys(stops)))
 
 
 def _cache_salt(salt: str | None) -> bytes:
