@@ -77,7 +77,7 @@ def pull(name: str, cache_dir: Path) -> Path:
     if not name or not path.exists():
         hint = f" (on the hub? then hf:{name})" if _REFERENCE.fullmatch(f"hf:{name}") else ""
         raise ModelError(
-            f"there is no model {name!r}{hint}: give {', '.join(KNOWN)}, hf:org/name[@revision][:file] or an existing path"
+            f"there is no model {name!r}{hint}; give {', '.join(KNOWN)}, hf:org/name[@revision][:file] or a path"
         )
     return path
 
