@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from echoing import Running, running
 
-from headrace.server.limits import INLINE_CHARS
+from headrace.server.limits import INLINE_CHARS, MAX_TOKENIZED_CHARS
+from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 
 
@@ -67,3 +68,24 @@ def test_of_a_text_that_cannot_fit_only_the_beginning_is_tokenized(monkeypatch: 
     with running() as server:
         assert server.completion(prompt="no " * 100_000).status_code == 400
         assert max(seen) < 20_000
+
+
+@pytest.mark.parametrize("character", [" ", "x"])
+def test_a_text_too_long_to_be_tokenized_is_refused_by_the_numbers_whatever_it_is(
+    server: Running, character: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = character * (MAX_TOKENIZED_CHARS + 1)
+    monkeypatch.delattr(Tokenizer, "encode")
+    for response in (server.completion(prompt=text), server.chat(text)):
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["code"] == "context_length_exceeded"
+        assert f"{MAX_TOKENIZED_CHARS:,}" in error["message"]
+    assert server.client.post("/tokenize", json={"content": text}).status_code == 400
+
+
+def test_what_a_template_makes_too_long_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Tokenizer, "encode")
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}")
+    with running(chat_template=template, max_len=2**20) as server:
+        error = server.chat("x" * (MAX_TOKENIZED_CHARS // 2 + 1)).json()["error"]
+        assert error["code"] == "context_length_exceeded" and f"{MAX_TOKENIZED_CHARS + 2:,}" in error["message"]

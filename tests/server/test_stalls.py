@@ -82,6 +82,7 @@ LARGE: dict[str, tuple[str, bytes]] = {
         "/v1/completions",
         body_of(prompt=["a"] * 32, n=2, max_tokens=1, stop=[f"{i}" + "ab" * 500 for i in range(16)]),
     ),
+    "a prompt of spaces": ("/v1/completions", body_of(prompt=" " * (MAX_BODY_BYTES - 100))),
     "a hopeless prompt": ("/v1/completions", body_of(prompt="x" * (MAX_BODY_BYTES - 100))),
     "messages": ("/v1/chat/completions", body_of(messages=[USER] * 4096, max_tokens=1)),
     "messages of a template": ("/apply-template", body_of(messages=[USER] * 4096)),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.engine.answers import fitted, too_long
 from headrace.server.answer import Echo
-from headrace.server.limits import INLINE_CHARS, PROMPT_CHARS
+from headrace.server.limits import INLINE_CHARS, MAX_TOKENIZED_CHARS, PROMPT_CHARS
 from headrace.server.openai.errors import printable
 from headrace.server.openai.requests import (
     DEFAULT_COMPLETION_TOKENS,
@@ -25,7 +25,7 @@ from headrace.server.openai.requests import (
 from headrace.server.openai.text_requests import PlainText
 from headrace.server.serving import Serving
 from headrace.server.workers import Workers
-from headrace.text.chat import ChatOptions, ChatTemplate, Message, encode_chat, render_chat
+from headrace.text.chat import ChatOptions, ChatTemplate, Message, encode_pieces, render_chat, render_pieces
 from headrace.types import RequestError, SamplingParams
 
 # A text of more than this many characters per token of context is measured by its beginning first: so megabytes are
@@ -117,7 +117,9 @@ class Prompts:
     def _chat_ids(self, conversation: Conversation) -> list[int]:
         self._refuse_if_hopeless([message["content"] for message in conversation.messages], "messages")
         template, messages, options = self._for_template(conversation)
-        return encode_chat(self.serving.tokenizer, template, messages, **options)
+        pieces = render_pieces(self.serving.tokenizer, template, messages, **options)
+        self._refuse_if_hopeless([piece.text for piece in pieces], "messages")  # templates write tools' arguments, too
+        return encode_pieces(self.serving.tokenizer, pieces)
 
     def _fitted(self, params: SamplingParams, ids: array[int]) -> SamplingParams:
         params.check_vocabulary(self.serving.vocab_size)
@@ -150,9 +152,12 @@ class Prompts:
         return template, messages, options
 
     def _refuse_if_hopeless(self, texts: Sequence[str], param: str) -> None:
-        """Raise RequestError if the beginning of very long texts is too long already."""
+        """Raise RequestError for a prompt with too much text to be tokenized, or whose beginning is too long already."""
         max_len = self.serving.max_len
         probe, size = max_len * PROBE_CHARS_PER_TOKEN, sum(map(len, texts))
+        if size > MAX_TOKENIZED_CHARS:
+            what = f"the prompt has {size:,} characters; at most {MAX_TOKENIZED_CHARS:,} are taken as text"
+            raise too_long(what, max_len, param)
         if size <= 2 * probe:
             return
         beginning = "".join(texts)[:probe]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
@@ -118,8 +118,13 @@ def encode_chat(
     tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], **options: Unpack[ChatOptions]
 ) -> list[int]:
     """The prompt that `messages` make, as token ids. No BOS is added: the template writes one if there is to be one."""
+    return encode_pieces(tokenizer, render_pieces(tokenizer, template, messages, **options))
+
+
+def encode_pieces(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> list[int]:
+    """The token ids of a rendered prompt."""
     ids: list[int] = []
-    for piece in render_pieces(tokenizer, template, messages, **options):
+    for piece in pieces:
         if piece.is_control:
             ids.append(tokenizer.control_id(piece.text))
         elif ids:
