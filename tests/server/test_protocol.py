@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from echoing import Running, running
+from echoing import EchoingExecutor, Running, running
 
 BODY = json.dumps({"prompt": "Hi", "max_tokens": 2, "temperature": 0}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -116,6 +116,49 @@ def test_a_body_that_goes_on_after_the_answer_ends_the_connection(monkeypatch: p
                 sock.sendall(b"1\r\nx\r\n")
                 time.sleep(0.02)
         assert time.monotonic() - began < 2
+
+
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+WEBSOCKET = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n"
+
+
+@pytest.mark.parametrize("wish", [H2C, WEBSOCKET], ids=["h2c", "websocket"])
+@pytest.mark.parametrize("is_chunked", [True, False])
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+def test_a_wish_to_upgrade_is_overlooked(server: Running, wish: bytes, is_chunked: bool, piece: int) -> None:
+    framing = b"Transfer-Encoding: chunked" if is_chunked else b"Content-Length: %d" % len(BODY)
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) if is_chunked else BODY
+    last = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    raw = (HEAD + wish + framing + b"\r\n\r\n" + body) * 2 + last
+    answer = exchange(server, *(raw[i : i + piece] for i in range(0, len(raw), piece)))
+    assert answer.count(b"HTTP/1.1 200") == 3 and b"HTTP/1.1 4" not in answer
+    assert answer.count(b'"text":"Hi"') == 2
+
+
+def test_a_trailer_cannot_upgrade(server: Running) -> None:
+    chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    trailer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    last = b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    answer = exchange(server, chunked + trailer + last)
+    assert answer.count(b"HTTP/1.1 200") == 2
+
+
+def test_a_tunnel_is_refused(server: Running) -> None:
+    answer = exchange(server, b"CONNECT localhost:80 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 4")
+
+
+def test_a_stream_is_not_cut_by_the_next_request_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.2)
+    body = json.dumps({"prompt": "Hi", "max_tokens": 50, "temperature": 0, "stream": True}).encode()
+    request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    with running(executor=EchoingExecutor(step_s=0.02)) as server:
+        began = time.monotonic()
+        answer = exchange(server, request, HEAD)  # of the next request only the beginning
+        assert 1.0 < time.monotonic() - began < 4
+    streamed, done, rest = answer.partition(b"data: [DONE]")
+    assert streamed.startswith(b"HTTP/1.1 200") and done
+    assert b"HTTP/1.1 408" in rest  # once the first was answered, its time began
 
 
 def test_many_requests_on_one_connection_are_no_large_header(server: Running) -> None:

@@ -1,14 +1,18 @@
 """uvicorn's HTTP/1.1 protocol with the limits that it lacks: time and size of headers, number of connections.
 
 Owns what happens on a connection before there is a request. A client that connects and stays silent, or sends half a
-header, holds a file descriptor and nothing else, and not for long.
+header, holds a file descriptor and nothing else, and not for long. One that ends its sending side is taken for gone:
+TCP tells a half-closed connection from a closed one only once something was sent, and until then its answer might be
+computed for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable
 
+import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -16,12 +20,21 @@ from headrace.server.limits import BODY_TIMEOUT_S, HEADER_TIMEOUT_S, MAX_CONNECT
 from headrace.server.openai.errors import Refusal
 
 
+class Reading(enum.Enum):
+    """What a connection's next byte is a part of."""
+
+    NEXT_REQUEST = enum.auto()
+    HEADERS = enum.auto()
+    BODY = enum.auto()  # and its trailers
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. What is over a limit is answered with an error in JSON and closed."""
 
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0  # since a message began or its body grew: headers, what frames chunks, trailers
-    _is_in_headers = True  # else what comes is the message's body and its trailers
+    _reading = Reading.NEXT_REQUEST
+    _is_upgrade_ignored = False  # the message just parsed asked for an upgrade; it is to be parsed again without
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -30,7 +43,7 @@ class LimitedProtocol(HttpToolsProtocol):
                 Refusal(503, f"more than {MAX_CONNECTIONS} connections are open", None, "too_many_connections")
             )
             return
-        self._await_headers()
+        self._await(HEADER_TIMEOUT_S, self._headers_are_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
@@ -39,22 +52,31 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._unset_keepalive_if_required()
         self._header_bytes += len(data)
-        super().data_received(data)
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(Refusal(431, f"headers are larger than {MAX_HEADER_BYTES:,} bytes", None, "headers_too_large"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._await_headers()
+        self._reading = Reading.HEADERS
+        if self._is_answered:  # else the next request waits for the answer to this one, however long that is
+            self._await(HEADER_TIMEOUT_S, self._headers_are_late)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_headers:  # a trailer must not become a header of a request that was let in without it
+        if self._reading is Reading.HEADERS:  # a trailer must not become a header of a request let in without it
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._cancel_deadline()
-        self._is_in_headers = False
+        self._is_upgrade_ignored = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._is_upgrade_ignored:
+            return
+        self._reading = Reading.BODY
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -62,21 +84,49 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade_ignored:
+            return
         self._cancel_deadline()
         super().on_message_complete()
-        self._is_in_headers, self._header_bytes = True, 0
+        self._reading, self._header_bytes = Reading.NEXT_REQUEST, 0
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self._is_in_headers and not self.transport.is_closing():  # nobody waits for the rest of this body
+        if self.transport.is_closing() or not self._is_answered:
+            return
+        if self._reading is Reading.HEADERS:
+            self._await(HEADER_TIMEOUT_S, self._headers_are_late)
+        elif self._reading is Reading.BODY:  # nobody waits for the rest of it
             self._await(BODY_TIMEOUT_S, self._body_is_late)
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(Refusal(400, "this is not a valid HTTP/1.1 request", None, "invalid_http"))
 
-    def _await_headers(self) -> None:
-        self._is_in_headers = True
-        self._await(HEADER_TIMEOUT_S, self._headers_are_late)
+    @property
+    def _is_answered(self) -> bool:
+        """Whether every request on this connection has its whole answer."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _parse(self, data: memoryview) -> None:
+        """Feed the parser, overlooking wishes to upgrade (to h2c, to a WebSocket), as RFC 9110, section 7.8, allows.
+
+        The parser takes what follows such a head for another protocol. So it is given the head again, without the wish.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._is_upgrade_ignored:  # CONNECT, whose answer is an error
+                    return
+                data = data[upgrade.args[0] :]
+            self.parser.feed_data(self._head_without_upgrade())
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode("ascii")
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _await(self, limit_s: float, if_late: Callable[[], None]) -> None:
         self._cancel_deadline()
@@ -97,7 +147,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _refuse(self, refusal: Refusal) -> None:
         """Answer at once and close. A response that is half out is only cut off."""
-        if self.cycle is None or self.cycle.response_complete:
+        if self._is_answered:
             body = msgspec.json.encode(refusal.body)
             head = (
                 f"HTTP/1.1 {refusal.status} {refusal.code}\r\ncontent-type: application/json\r\n"
