@@ -21,6 +21,7 @@ from starlette.routing import Route
 from headrace.server.admission import Admission
 from headrace.server.auth import Access, Guard
 from headrace.server.boundary import Boundary
+from headrace.server.buffer import BodyBuffer
 from headrace.server.endpoints import OpenAIEndpoints
 from headrace.server.generate import Generator
 from headrace.server.metrics import MetricsPage, RequestMetrics
@@ -75,7 +76,11 @@ def build_app(serving: Serving, access: Access, admission: Admission | None = No
             Route("/metrics", status.metrics),
             *(Route(f"/v1/{path}", status.not_served, methods=["GET", "POST"]) for path in NOT_SERVED),
         ],
-        middleware=[Middleware(Boundary, responses=metrics.responses), Middleware(Guard, access=access)],
+        middleware=[
+            Middleware(Boundary, responses=metrics.responses),
+            Middleware(Guard, access=access),
+            Middleware(BodyBuffer),
+        ],
         exception_handlers={
             HTTPException: _on_framework_error,
             HttpError: _on_wire_error,

@@ -20,6 +20,8 @@ MAX_TEMPLATE_KWARGS = 64
 # Load --------------------------------------------------------------------------------------------------------
 MAX_OPEN_SEQUENCES = 1024  # running and waiting; above it a request is told to come back
 RETRY_AFTER_S = 1
+MAX_BUFFERED_BYTES = 128 * 2**20  # of all bodies at once: with what is made of them some 500 MB
+SMALL_BODY_BYTES = 64 * 2**10  # bodies that do not count: as many as there may be connections are 56 MiB
 MAX_CONNECTIONS = 896  # below the 1,024 file descriptors that a process usually may have
 WORKERS = 2  # threads that decode large bodies, render templates and tokenize long texts
 INLINE_CHARS = 2048  # shorter texts are tokenized on the event loop: under 1 ms, less than two thread switches cost

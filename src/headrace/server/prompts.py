@@ -152,7 +152,7 @@ class Prompts:
         return template, messages, options
 
     def _refuse_if_hopeless(self, texts: Sequence[str], param: str) -> None:
-        """Raise RequestError for a prompt with too much text to be tokenized, or whose beginning is too long already."""
+        """Raise RequestError for a prompt with too much text to tokenize, or whose beginning is too long already."""
         max_len = self.serving.max_len
         probe, size = max_len * PROBE_CHARS_PER_TOKEN, sum(map(len, texts))
         if size > MAX_TOKENIZED_CHARS:

@@ -20,6 +20,8 @@ from headrace.server.openai.errors import Refusal
 
 T = TypeVar("T")
 
+CLOSE: Mapping[str, str] = {"connection": "close"}  # the rest of the body is not read
+
 
 class HttpError(Exception):
     """A refusal that belongs to HTTP rather than to what was asked."""
@@ -56,7 +58,7 @@ async def read_body(request: Request) -> bytes:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise HttpError(Refusal(415, "compressed bodies are not taken", None, "unsupported_encoding"))
-    too_large = Refusal(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes", None, "body_too_large", _CLOSE)
+    too_large = Refusal(413, f"the body is larger than {MAX_BODY_BYTES:,} bytes", None, "body_too_large", CLOSE)
     length = request.headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > MAX_BODY_BYTES:
         raise HttpError(too_large)
@@ -69,11 +71,8 @@ async def read_body(request: Request) -> bytes:
                     raise HttpError(too_large)
     except TimeoutError:
         message = f"the body did not arrive within {BODY_TIMEOUT_S:g} seconds"
-        raise HttpError(Refusal(408, message, None, "request_timeout", _CLOSE)) from None
+        raise HttpError(Refusal(408, message, None, "request_timeout", CLOSE)) from None
     return bytes(body)
-
-
-_CLOSE: Mapping[str, str] = {"connection": "close"}
 
 
 async def _until_gone(receive: Receive) -> None:
