@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from echoing import Running, running
 
-from headrace.server.limits import INLINE_CHARS, MAX_TOKENIZED_CHARS
+from headrace.server.limits import INLINE_CHARS, MAX_SCORES, MAX_TOKENIZED_CHARS
 from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 
@@ -89,3 +89,16 @@ def test_what_a_template_makes_too_long_is_refused_before_it_is_tokenized(monkey
     with running(chat_template=template, max_len=2**20) as server:
         error = server.chat("x" * (MAX_TOKENIZED_CHARS // 2 + 1)).json()["error"]
         assert error["code"] == "context_length_exceeded" and f"{MAX_TOKENIZED_CHARS + 2:,}" in error["message"]
+
+
+def test_more_logprobs_than_an_answer_may_carry_are_refused_by_the_numbers(server: Running) -> None:
+    scoring = {"prompt": [70] * 500, "echo": True, "max_tokens": 0, "logprobs": 64}
+    assert server.completion(**scoring, n=2).status_code == 200
+    for response, count in (
+        (server.completion(**scoring, n=64), 64 * 500 * 65),
+        (server.completion(prompt=[[70]] * 32, n=2, max_tokens=400, logprobs=60), 64 * 400 * 61),
+        (server.chat(n=64, max_tokens=400, logprobs=True, top_logprobs=63), 64 * 400 * 64),
+    ):
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["param"] == "logprobs"
+        assert f"{count:,}" in error["message"] and f"{MAX_SCORES:,}" in error["message"]

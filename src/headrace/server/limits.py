@@ -14,6 +14,7 @@ MAX_HEADER_BYTES = 64 * 2**10  # browsers and proxies stay under 16 kB
 MAX_SEQUENCES_PER_REQUEST = 128  # prompts times n: what one client may put into the queue at once
 MAX_MESSAGES = 4096
 MAX_TOP_LOGPROBS = MAX_LOGPROBS
+MAX_SCORES = 2**20  # of one request, alternatives included: 26 MB of JSON, 170 MB of memory
 MAX_NAME_CHARS = 256  # cache salts and the like
 MAX_TEMPLATE_KWARGS = 64
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.engine.answers import fitted, too_long
 from headrace.server.answer import Echo
-from headrace.server.limits import INLINE_CHARS, MAX_TOKENIZED_CHARS, PROMPT_CHARS
+from headrace.server.limits import INLINE_CHARS, MAX_SCORES, MAX_TOKENIZED_CHARS, PROMPT_CHARS
 from headrace.server.openai.errors import printable
 from headrace.server.openai.requests import (
     DEFAULT_COMPLETION_TOKENS,
@@ -39,6 +39,11 @@ class Prompt:
     params: SamplingParams  # with a max_tokens that fits behind the ids
     echo: Echo | None = None
 
+    @property
+    def num_scored(self) -> int:
+        """The most tokens that have logprobs in one answer, if those were asked for."""
+        return (self.params.max_tokens or 0) + (0 if self.echo is None else len(self.ids))
+
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
@@ -56,7 +61,9 @@ class Prompts:
     async def of_chat(self, request: ChatRequest) -> Prompt:
         """The conversation through the model's template."""
         ids = array("i", await self.chat_ids(request.conversation))
-        return Prompt(ids, self._fitted(request.generation.params, ids))
+        prompt = Prompt(ids, self._fitted(request.generation.params, ids))
+        check_scores([prompt], request.generation.n)
+        return prompt
 
     async def chat_ids(self, conversation: Conversation) -> list[int]:
         work = functools.partial(self._chat_ids, conversation)
@@ -88,7 +95,9 @@ class Prompts:
 
     def _of_completion(self, request: CompletionRequest) -> list[Prompt]:
         request.generation.params.check_vocabulary(self.serving.vocab_size)
-        return [self._prompt(request, source) for source in request.prompts]
+        prompts = [self._prompt(request, source) for source in request.prompts]
+        check_scores(prompts, request.generation.n)
+        return prompts
 
     def _prompt(self, request: CompletionRequest, source: str | tuple[int, ...]) -> Prompt:
         tokenizer, max_len = self.serving.tokenizer, self.serving.max_len
@@ -164,6 +173,21 @@ class Prompts:
         count = len(self.serving.tokenizer.encode(beginning, add_special=False, parse_special=False))
         if count > max_len:
             raise too_long(f"the first {probe:,} characters of {size:,} have {count:,} tokens", max_len, param)
+
+
+def check_scores(prompts: Sequence[Prompt], n: int) -> None:
+    """Raise RequestError if `n` answers to each prompt would carry more logprobs than one request may have."""
+    num_top = prompts[0].params.logprobs
+    if num_top is None:
+        return
+    num_tokens = n * sum(prompt.num_scored for prompt in prompts)
+    if num_tokens * (1 + num_top) > MAX_SCORES:
+        raise RequestError(
+            f"up to {num_tokens:,} tokens of all answers would be scored, with {num_top} alternatives each: "
+            f"{num_tokens * (1 + num_top):,} logprobs; at most {MAX_SCORES:,} are allowed in one request: "
+            "lower max_tokens, n or the number of alternatives",
+            "logprobs",
+        )
 
 
 def checked_ids(ids: Sequence[int], vocab_size: int, param: str) -> array[int]:
