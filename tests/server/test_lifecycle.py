@@ -280,10 +280,11 @@ def test_what_does_not_fit_into_the_grace_time_is_told_why_it_ends() -> None:
         assert json.loads(answers[False])["error"]["code"] == SHUTTING_DOWN
 
 
-def test_a_second_signal_ends_at_once() -> None:
+def test_a_second_signal_ends_at_once_and_the_log_says_that_it_did(caplog: pytest.LogCaptureFixture) -> None:
     with running(executor=EchoingExecutor(step_s=0.05), grace_s=60) as server, raw_request(server, **LONG):
         wait_for(lambda: num_running(server) == 1)
         terminate(server)
         assert not server.server.should_exit
         terminate(server)
         assert server.server.should_exit
+        wait_for(lambda: "second signal; cutting off 1 answers" in caplog.messages)

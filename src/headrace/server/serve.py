@@ -97,7 +97,8 @@ class HttpServer(uvicorn.Server):
 
     async def _drained(self) -> None:
         if not await self._until_empty(self._grace_s):
-            log.warning("the grace time is over; cutting off %d answers", self._admission.num_open)
+            cause = "second signal" if self.should_exit else "the grace time is over"
+            log.warning("%s; cutting off %d answers", cause, self._admission.num_open)
             self._admission.end_all()
             await self._until_empty(TAIL_S)
         self.should_exit = True
