@@ -7,7 +7,6 @@ know what text is encoded for, or when.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
 from headrace.model.files import GgufVocabulary, TokenizerFile
+from headrace.text.pipeline import check_pipeline, steps_of
 from headrace.types import ModelError
 
 MAX_TOKENIZER_BYTES = 128 * 2**20  # Gemma's tokenizer.json, with 262,144 tokens, has 33 MB
@@ -171,6 +171,7 @@ def _edge_ids(name: str, index: int | None, *, is_added: bool) -> tuple[int, ...
 
 def _from_file(source: TokenizerFile) -> Vocabulary:
     parsing = _read(source.path)
+    check_pipeline(source.path, parsing)
     if not isinstance(parsing.model, models.BPE):
         raise ModelError(f"{source.path}: the model is {type(parsing.model).__name__}; only BPE is supported")
     bytes_of, has_space_prefix = _token_alphabet(source.path, parsing)
@@ -231,8 +232,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 def _token_alphabet(path: Path, parsing: tokenizers.Tokenizer) -> tuple[Callable[[str], bytes], bool]:
     """How a token's text stands for bytes, and whether the first space of a text is not its own."""
-    steps = _steps(parsing.decoder)
-    kinds = [step["type"] for step in steps]
+    kinds = [step["type"] for step in steps_of(parsing.decoder)]
     if kinds == ["ByteLevel"]:
         return _byte_level, False
     if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
@@ -240,13 +240,6 @@ def _token_alphabet(path: Path, parsing: tokenizers.Tokenizer) -> tuple[Callable
     raise ModelError(
         f"{path}: the decoder is {kinds or 'missing'}; supported are ByteLevel, and ByteFallback with spaces as ▁"
     )
-
-
-def _steps(decoder: decoders.Decoder | None) -> list[dict[str, Any]]:
-    if decoder is None:
-        return []
-    state = json.loads(decoder.__getstate__())
-    return state["decoders"] if state["type"] == "Sequence" else [state]
 
 
 def _edges_of_post_processor(parsing: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
