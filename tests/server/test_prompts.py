@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from echoing import Running, running
 
-from headrace.server.limits import INLINE_CHARS, MAX_SCORES, MAX_TOKENIZED_CHARS
+from headrace.server.limits import INLINE_CHARS, MAX_SCORES, MAX_TOKENIZED_CHARS, WORKERS
 from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 
@@ -102,3 +105,20 @@ def test_more_logprobs_than_an_answer_may_carry_are_refused_by_the_numbers(serve
         error = response.json()["error"]
         assert response.status_code == 400 and error["param"] == "logprobs"
         assert f"{count:,}" in error["message"] and f"{MAX_SCORES:,}" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
+def test_what_waits_for_a_thread_is_not_done_for_a_client_that_left(threads_of_encode: list[str], path: str) -> None:
+    text = "a" * (INLINE_CHARS + 1)
+    body = json.dumps({"prompt": text}).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    with running() as server:
+        clients = [socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0)) for _ in range(6 * WORKERS)]
+        for client in clients:
+            client.sendall(head + body)
+        while len(threads_of_encode) < WORKERS:
+            time.sleep(0.001)
+        for client in clients:
+            client.close()
+        server.client.post("/tokenize", json={"prompt": text})
+        assert len(threads_of_encode) <= 2 * WORKERS + 1  # those under way, perhaps the next, and the last one's

@@ -16,7 +16,13 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.server.app import build_app
 from headrace.server.auth import Access
-from headrace.server.limits import MAX_BODY_BYTES, MAX_BODY_STRINGS, MAX_TOKEN_IDS, MAX_TOKENIZED_CHARS
+from headrace.server.limits import (
+    MAX_BODY_BYTES,
+    MAX_BODY_STRINGS,
+    MAX_OBJECT_BYTES,
+    MAX_TOKEN_IDS,
+    MAX_TOKENIZED_CHARS,
+)
 
 # Below what a person or a token's pace notices; a quiet machine shows a third of it.
 LONGEST_WAIT_S = 0.2
@@ -86,6 +92,11 @@ LARGE: dict[str, tuple[str, bytes]] = {
     "a hopeless prompt": ("/v1/completions", body_of(prompt="x" * (MAX_BODY_BYTES - 100))),
     "messages": ("/v1/chat/completions", body_of(messages=[USER] * 4096, max_tokens=1)),
     "messages of a template": ("/apply-template", body_of(messages=[USER] * 4096)),
+    "arguments of calls": (
+        "/apply-template",
+        b'{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":{"x":%b}}}]}]}'
+        % list_of("[]", MAX_OBJECT_BYTES // 3 - 10),
+    ),
     "fields of messages": (
         "/apply-template",
         body_of(messages=[{**USER, **{f"x{i}": 1 for i in range(10)}}] * 4096),

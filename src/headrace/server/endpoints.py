@@ -45,7 +45,7 @@ class OpenAIEndpoints:
         body = await read_body(http)
         arrival_us = self.serving.now_us()
         check = functools.partial(completion_request, body, self.serving.defaults)
-        request = await self.workers.run(check, is_quick=len(body) <= INLINE_BYTES)
+        request = await self.workers.run_for(http.receive, check, is_quick=len(body) <= INLINE_BYTES)
         headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
         shape = Completions(self._envelope("cmpl"), self.serving.tokenizer)
         return await self._respond(
@@ -56,7 +56,7 @@ class OpenAIEndpoints:
         body = await read_body(http)
         arrival_us = self.serving.now_us()
         check = functools.partial(chat_request, body, self.serving.defaults)
-        request = await self.workers.run(check, is_quick=len(body) <= INLINE_BYTES)
+        request = await self.workers.run_for(http.receive, check, is_quick=len(body) <= INLINE_BYTES)
         headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
         shape = Chats(self._envelope("chatcmpl"), self.serving.tokenizer)
         return await self._respond(http, request.generation, self.generator.chat(request, arrival_us), shape, headers)

@@ -7,12 +7,15 @@ from headrace.types import MAX_LOGPROBS
 # A request ---------------------------------------------------------------------------------------------------
 MAX_BODY_BYTES = 8 * 2**20  # a prompt of a million tokens is about 5 MB as text and 7 MB as ids
 MAX_BODY_STRINGS = 2**16  # of a body: made in 50 ms; the most messages with three parts each are 45,000
-MAX_OBJECT_BYTES = 2**20  # of a tool's arguments or the template's variables: at worst 30 ms
+MAX_OBJECT_BYTES = 2**20  # of all tools' arguments, or of the template's variables: at worst 30 ms to decode
 MAX_TOKEN_IDS = 2**20  # of one request, written as numbers: 20 ms
 MAX_TOKENIZED_CHARS = 2**20  # of one text, written or rendered: 0.4 s of work and 100 MB; 8 for each of 128 k tokens
 MAX_HEADER_BYTES = 64 * 2**10  # browsers and proxies stay under 16 kB
 MAX_SEQUENCES_PER_REQUEST = 128  # prompts times n: what one client may put into the queue at once
 MAX_MESSAGES = 4096
+MAX_PARTS = 1024  # of one content
+MAX_TOOL_CALLS = 128  # of one message
+MAX_TOOLS = 128  # OpenAI's
 MAX_TOP_LOGPROBS = MAX_LOGPROBS
 MAX_SCORES = 2**20  # of one request, alternatives included: 26 MB of JSON, 170 MB of memory
 MAX_NAME_CHARS = 256  # cache salts and the like

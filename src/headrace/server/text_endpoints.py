@@ -18,7 +18,7 @@ from headrace.server.limits import INLINE_BYTES
 from headrace.server.openai.text_requests import PlainText, detokenize_request, template_request, tokenize_request
 from headrace.server.prompts import Prompts
 from headrace.server.serving import Serving
-from headrace.server.wire import json_response, read_body
+from headrace.server.wire import json_response, read_body, unless_gone
 from headrace.server.workers import Workers
 
 T = TypeVar("T")
@@ -37,9 +37,10 @@ class TextEndpoints:
         request = await self._checked(http, tokenize_request)
         headers = headers_of(self.serving, request.model, request.unheeded)
         if isinstance(request.source, PlainText):
-            tokens = await self.prompts.text_ids(request.source)
+            work = self.prompts.text_ids(request.source)
         else:
-            tokens = await self.prompts.chat_ids(request.source)
+            work = self.prompts.chat_ids(request.source)
+        tokens = await unless_gone(http.receive, work)
         content = {"tokens": tokens, "count": len(tokens), "max_model_len": self.serving.max_len}
         return json_response(content, headers=headers)
 
@@ -47,15 +48,17 @@ class TextEndpoints:
         """The text of token ids, special ones shown, under llama.cpp's name and vLLM's."""
         request = await self._checked(http, detokenize_request)
         headers = headers_of(self.serving, request.model, request.unheeded)
-        text = await self.prompts.decoded(request.ids)
+        text = await unless_gone(http.receive, self.prompts.decoded(request.ids))
         return json_response({"content": text, "prompt": text}, headers=headers)
 
     async def apply_template(self, http: Request) -> Response:
         """The prompt that the template writes for messages."""
         request = await self._checked(http, template_request)
         headers = headers_of(self.serving, request.model, request.unheeded)
-        return json_response({"prompt": await self.prompts.rendered(request.conversation)}, headers=headers)
+        prompt = await unless_gone(http.receive, self.prompts.rendered(request.conversation))
+        return json_response({"prompt": prompt}, headers=headers)
 
     async def _checked(self, http: Request, check: Callable[[bytes], T]) -> T:
         body = await read_body(http)
-        return await self.workers.run(functools.partial(check, body), is_quick=len(body) <= INLINE_BYTES)
+        work = functools.partial(check, body)
+        return await self.workers.run_for(http.receive, work, is_quick=len(body) <= INLINE_BYTES)

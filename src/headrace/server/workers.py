@@ -10,7 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from starlette.types import Receive
+
 from headrace.server.limits import WORKERS
+from headrace.server.wire import unless_gone
 
 T = TypeVar("T")
 
@@ -26,6 +29,12 @@ class Workers:
         if is_quick:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def run_for(self, receive: Receive, work: Callable[[], T], *, is_quick: bool) -> T:
+        """The same for a client that may leave: then work that still waits for a thread is not done."""
+        if is_quick:
+            return work()
+        return await unless_gone(receive, self.run(work, is_quick=False))
 
     def stop(self) -> None:
         self._pool.shutdown(cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,15 +11,22 @@ import pytest
 from headrace.server.limits import (
     MAX_BODY_BYTES,
     MAX_BODY_STRINGS,
+    MAX_MESSAGES,
     MAX_OBJECT_BYTES,
+    MAX_PARTS,
     MAX_SEQUENCES_PER_REQUEST,
     MAX_TOKEN_IDS,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
 )
 from headrace.server.openai.requests import ChatRequest, CompletionRequest, chat_request, completion_request
 from headrace.text.stops import MAX_STOPS
 from headrace.types import MAX_LOGPROBS, RequestError, SamplingParams
 
 USER = {"role": "user", "content": "Hi"}
+PART = {"type": "text", "text": "x"}
+CALLS = {"role": "assistant", "content": ""}
+CALL = {"function": {"name": "f", "arguments": "{}"}}
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -419,8 +427,35 @@ def test_lists_of_numbers_and_free_objects_are_bounded_by_what_they_take() -> No
     assert refusal(chat, chat_template_kwargs={"x": nested}).param == "chat_template_kwargs"
     call = {"function": {"name": "f", "arguments": {"x": nested}}}
     message = {"role": "assistant", "tool_calls": [call]}
-    assert refusal(chat, message).param == "messages[0].tool_calls[0].function.arguments"
+    assert refusal(chat, message).param == "messages"
     assert refusal(chat, service_tier=nested).param == "service_tier"
+
+
+@pytest.mark.parametrize(
+    ("at", "limit", "fields"),
+    [
+        ("messages", MAX_MESSAGES, lambda count: {"messages": [USER] * count}),
+        ("tools", MAX_TOOLS, lambda count: {"tools": [TOOL] * count, "tool_choice": "none"}),
+        ("messages[0].content", MAX_PARTS, lambda count: {"messages": [{**USER, "content": [PART] * count}]}),
+        (
+            "messages[0].tool_calls",
+            MAX_TOOL_CALLS,
+            lambda count: {"messages": [{**CALLS, "tool_calls": [CALL] * count}]},
+        ),
+    ],
+)
+def test_lists_in_a_chat_are_bounded(at: str, limit: int, fields: Callable[[int], dict[str, Any]]) -> None:
+    chat(**fields(limit))
+    refused = refusal(chat, **fields(limit + 1))
+    assert refused.param == at and f"{limit + 1:,}" in str(refused) and f"{limit:,}" in str(refused)
+
+
+def test_the_arguments_of_all_tool_calls_are_bounded_together() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": [1] * 30_000}}}  # 90,000 bytes
+    message = {**CALLS, "tool_calls": [call] * 6}
+    chat(message)
+    refused = refusal(chat, *[message] * 2)
+    assert refused.param == "messages" and f"{MAX_OBJECT_BYTES:,}" in str(refused)
 
 
 def test_a_body_of_300_kb_is_read() -> None:

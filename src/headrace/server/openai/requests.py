@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,12 @@ import msgspec
 from headrace.server.limits import (
     MAX_MESSAGES,
     MAX_NAME_CHARS,
+    MAX_OBJECT_BYTES,
+    MAX_PARTS,
     MAX_SEQUENCES_PER_REQUEST,
     MAX_TEMPLATE_KWARGS,
+    MAX_TOOL_CALLS,
+    MAX_TOOLS,
     MAX_TOP_LOGPROBS,
 )
 from headrace.server.openai.bodies import (
@@ -124,8 +129,7 @@ def conversation_of(body: ChatBody | TemplateBody | TokenizeBody, num_bytes: int
     """The messages of a body of so many bytes, checked."""
     if not body.messages:
         raise RequestError("messages is empty; at least one message is needed", "messages")
-    if len(body.messages) > MAX_MESSAGES:
-        raise RequestError(f"messages has {len(body.messages)} entries; at most {MAX_MESSAGES} are allowed", "messages")
+    _check_count(body.messages, MAX_MESSAGES, "messages")
     kwargs = json_object(body.chat_template_kwargs, "chat_template_kwargs")
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
         raise RequestError(f"chat_template_kwargs has more than {MAX_TEMPLATE_KWARGS} entries", "chat_template_kwargs")
@@ -141,7 +145,7 @@ def conversation_of(body: ChatBody | TemplateBody | TokenizeBody, num_bytes: int
             "continue_final_message",
         )
     return Conversation(
-        messages=tuple(_message(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
+        messages=_messages(body.messages),
         add_generation_prompt=body.add_generation_prompt is not False and not is_continued,
         continue_final_message=is_continued,
         template_kwargs=kwargs,
@@ -279,6 +283,7 @@ def _check_format(body: ChatBody) -> None:
             "response_format",
             "unsupported_parameter",
         )
+    _check_count(body.tools, MAX_TOOLS, "tools")
     for i, tool in enumerate(body.tools or ()):
         if tool.type != "function":
             raise RequestError(f"tools[{i}].type is {tool.type!r}; only function is known", f"tools[{i}].type")
@@ -299,6 +304,22 @@ def _shown(choice: str | AnyObject | None) -> str:
     return repr(choice[:64]) if isinstance(choice, str) else "an object"
 
 
+def _check_count(entries: Sequence[object] | None, limit: int, at: str) -> None:
+    if entries is not None and len(entries) > limit:
+        raise RequestError(f"{at} has {len(entries):,} entries; at most {limit:,} are allowed", at)
+
+
+def _messages(messages: Sequence[Message]) -> tuple[dict[str, Any], ...]:
+    """The messages as templates expect them. All arguments are bounded together: each may be a tree of any kind."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    size = sum(len(bytes(call.function.arguments)) for call in calls)
+    if size > MAX_OBJECT_BYTES:
+        raise RequestError(
+            f"the arguments of all tool_calls have {size:,} bytes; at most {MAX_OBJECT_BYTES:,} are allowed", "messages"
+        )
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
+
+
 def _message(message: Message, at: str) -> dict[str, Any]:
     """A message as templates expect it: content always text."""
     if message.role not in ROLES:
@@ -315,6 +336,7 @@ def _message(message: Message, at: str) -> dict[str, Any]:
     if message.tool_call_id is not None:
         fields["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
+        _check_count(message.tool_calls, MAX_TOOL_CALLS, f"{at}.tool_calls")
         fields["tool_calls"] = [
             _tool_call(call, f"{at}.tool_calls[{i}].function.arguments") for i, call in enumerate(message.tool_calls)
         ]
@@ -326,6 +348,7 @@ def _text(content: str | list[Part] | None, at: str) -> str:
         return ""  # templates put content and text together, which None would break
     if isinstance(content, str):
         return content
+    _check_count(content, MAX_PARTS, f"{at}.content")
     return joined_parts([{"type": part.type, "text": part.text} for part in content], f"{at}.content")
 
 
