@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,6 +154,13 @@ def test_one_stop_string_may_be_given_bare(llm: LLM) -> None:
     (whole,) = llm.generate(PROMPTS[0], replace(GREEDY, ignore_eos=True))
     stop = whole.text[5:8]
     assert llm.generate(PROMPTS[0], replace(GREEDY, ignore_eos=True), stop=stop)[0].stop_reason == stop
+
+
+@pytest.mark.parametrize("stop", [None, 5, [5], ["a", None], b"a", {"a"}])
+def test_a_stop_that_is_no_string_is_refused_by_name(llm: LLM, stop: Any) -> None:
+    for ask in (lambda: llm.generate("a", GREEDY, stop=stop), lambda: next(llm.stream("a", GREEDY, stop=stop))):
+        with pytest.raises(RequestError, match=r"stop is .*; it must be a string or a sequence of strings"):
+            ask()
 
 
 def test_a_closed_llm_says_so_to_whoever_asks_and_to_streams_under_way(tiny_gguf: Path) -> None:

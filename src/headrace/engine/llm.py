@@ -243,4 +243,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _as_stops(stop: str | Sequence[str]) -> StopStrings:
     """One stop string or many."""
-    return StopStrings((stop,) if isinstance(stop, str) else tuple(stop))
+    many = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(many, Sequence) or not all(isinstance(one, str) for one in many):
+        raise RequestError(f"stop is {stop!r}; it must be a string or a sequence of strings", "stop", "invalid_type")
+    return StopStrings(tuple(many))
