@@ -115,6 +115,7 @@ def test_a_reader_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch
                 sock = stack.enter_context(raw_request(server, **fields))
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 socks.append(sock)
+            wait_for(lambda: server.admission.num_open == 2 * fields["n"])  # else idle may mean that neither has come
             assert server.wait_until_idle(10)
         assert server.num_free_blocks == NUM_BLOCKS
 
