@@ -25,7 +25,7 @@ def routes(server: Running) -> list[tuple[str, str]]:
     found = []
     for route in app.routes:
         assert isinstance(route, Route)
-        path = route.path.replace("{name:path}", MODEL).replace("{rest:path}", "x")
+        path = route.path.replace("{name:path}", MODEL)
         found += [(method, path) for method in route.methods or ()]
     return found
 
@@ -62,9 +62,11 @@ def test_an_unknown_route_is_404_and_a_wrong_method_405_both_in_json(server: Run
 
 
 @pytest.mark.parametrize("path", ["embeddings", "responses", "rerank", "audio/speech", "images/generations"])
-def test_routes_of_openais_that_are_not_served_say_so(server: Running, path: str) -> None:
+def test_routes_of_openais_that_are_not_served_are_404_and_say_what_is(server: Running, path: str) -> None:
     response = server.client.post(f"/v1/{path}", json={"input": "x"})
-    assert response.status_code == 501 and is_error(response) and path in response.text
+    error = response.json()["error"]
+    assert response.status_code == 404 and is_error(response) and error["code"] == "not_found"  # others are retried
+    assert f"/v1/{path}" in error["message"] and "/v1/chat/completions" in error["message"]
 
 
 def test_a_preflight_is_answered_and_allows_nothing(server: Running) -> None:
@@ -84,7 +86,7 @@ def test_every_route_needs_the_key_unless_it_is_named_as_open(locked: Running) -
             else:
                 assert response.status_code == 401 and response.headers["www-authenticate"] == "Bearer"
                 checked += 1
-    assert checked > 60
+    assert checked > 40
 
 
 def test_the_key_opens_every_route(locked: Running) -> None:

@@ -35,12 +35,6 @@ from headrace.server.wire import HttpError, refusal_response
 from headrace.server.workers import Workers
 from headrace.types import CapacityError, RequestError
 
-# Clients try these; they get a sentence rather than a bare 404.
-NOT_SERVED = (
-    *("audio/{rest:path}", "batches", "embeddings", "files", "images/{rest:path}", "moderations"),
-    *("pooling", "realtime", "rerank", "responses", "score"),
-)
-
 
 def build_app(serving: Serving, access: Access, admission: Admission | None = None) -> Starlette:
     """The server as an ASGI application. Its lifespan starts and stops the engine's thread."""
@@ -74,7 +68,6 @@ def build_app(serving: Serving, access: Access, admission: Admission | None = No
             Route("/ping", status.health),
             Route("/version", status.version),
             Route("/metrics", status.metrics),
-            *(Route(f"/v1/{path}", status.not_served, methods=["GET", "POST"]) for path in NOT_SERVED),
         ],
         middleware=[
             Middleware(Boundary, responses=metrics.responses),
@@ -98,8 +91,11 @@ async def _on_framework_error(http: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if http.method == "OPTIONS" and error.status_code == 405:
         return Response(status_code=204, headers=headers)
-    what = f"{printable(http.method)} {printable(http.url.path)}"
-    refusal = refusal_of_status(error.status_code, f"{what}: {HTTPStatus(error.status_code).phrase.lower()}")
+    message = f"{printable(http.method)} {printable(http.url.path)}: {HTTPStatus(error.status_code).phrase.lower()}"
+    if error.status_code == 404:
+        routes = ", ".join(route.path for route in http.app.routes if "{" not in route.path)
+        message += f"; this server has {routes}"
+    refusal = refusal_of_status(error.status_code, message)
     return refusal_response(dataclasses.replace(refusal, headers=headers))
 
 

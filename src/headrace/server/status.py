@@ -12,14 +12,13 @@ from headrace.server.metrics import MetricsPage
 from headrace.server.openai.errors import Refusal
 from headrace.server.serving import Serving
 from headrace.server.wire import json_response, refusal_response
-from headrace.types import RequestError
 
 TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus's
 
 
 @dataclass(frozen=True, slots=True)
 class StatusEndpoints:
-    """Handlers of /health, /ping, /version and /metrics, and of routes of OpenAI's that are not served."""
+    """Handlers of /health, /ping, /version and /metrics."""
 
     serving: Serving
     admission: Admission
@@ -39,6 +38,3 @@ class StatusEndpoints:
 
     async def metrics(self, http: Request) -> Response:
         return Response(self.page.render(), headers={"content-type": TEXT_FORMAT})
-
-    async def not_served(self, http: Request) -> Response:
-        raise RequestError(f"{http.url.path} is not implemented by this server", None, "not_implemented")

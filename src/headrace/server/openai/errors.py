@@ -21,7 +21,6 @@ CUT_OFF = "the server is shutting down; the answer is cut off"
 # The status of a RequestError by its code; 400 for all others.
 _STATUS: Mapping[str, int] = {
     "model_not_found": 404,
-    "not_implemented": 501,
     "queue_full": 429,
     ENGINE_FAILED: 500,
     SHUTTING_DOWN: 503,
@@ -31,7 +30,6 @@ _TYPES: Mapping[int, str] = {
     403: "permission_error",
     429: "rate_limit_error",
     500: "server_error",
-    501: "not_implemented_error",
     503: "service_unavailable_error",
 }
 _RETRIED = frozenset({429, 503})
