@@ -68,6 +68,7 @@ def _object(inside: Table) -> Field:
     return Field(Use.APPLIED, inside=inside)
 
 
+_NO_SAMPLER = "this sampler does not exist here; temperature, top_p, top_k, min_p and the penalties do"
 _NO_TEMPLATES = "a template never comes from a request; start the server with --chat-template FILE"
 
 # Objects inside bodies ----------------------------------------------------------------------------------------
@@ -125,6 +126,18 @@ _SHARED: Table = {
     **_refused("no code comes from a request", "logits_processors"),
     **_refused("request ids are made by the server; x-request-id is echoed", "request_id"),
     **_refused("it is not supported", "kv_transfer_params", "vllm_xargs"),
+    # llama.cpp's, as far as they change the answer
+    **_refused("output is not constrained in this version", "grammar", "json_schema"),
+    **_refused("use max_tokens", "n_predict"),
+    **_refused("use logprobs", "n_probs"),
+    **_refused("use repetition_penalty, which looks at the whole text", "repeat_penalty", "repeat_last_n"),
+    **_refused("a prompt is never cut in silence", "n_keep"),
+    **_refused("an answer ends by its tokens and stop strings", "n_indent", "t_max_predict_ms"),
+    **_refused(_NO_SAMPLER, "mirostat", "mirostat_tau", "mirostat_eta", "typical_p", "tfs_z", "top_n_sigma"),
+    **_refused(_NO_SAMPLER, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+    **_refused(_NO_SAMPLER, "dry_sequence_breakers", "xtc_probability", "xtc_threshold"),
+    **_refused(_NO_SAMPLER, "dynatemp_range", "dynatemp_exponent", "min_keep", "samplers"),
+    **_refused("adapters are not supported", "lora"),
 }
 
 COMPLETION_FIELDS: Table = {
