@@ -169,12 +169,15 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_serve_tells_what_it_loaded_answers_and_ends_on_sigterm(tiny_gguf: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = [sys.executable, "-m", "headrace", "serve", str(tiny_gguf), "--port", "0"]
+    command = [sys.executable, "-m", "headrace", "serve", str(tiny_gguf), "--port", "0", "--order", "priority"]
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as server:
         try:
             url = wait_for_url(log, server)
             with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:
                 assert json.load(answer)["data"][0]["id"] == "tiny"
+            asked = b'{"prompt": "a", "max_tokens": 1, "priority": 5}'  # refused unless the order is that of priorities
+            with urllib.request.urlopen(f"{url}/v1/completions", asked, timeout=10) as answer:
+                assert answer.status == 200
         finally:
             server.send_signal(signal.SIGTERM)
             assert server.wait(20) == 0

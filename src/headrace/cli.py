@@ -226,7 +226,7 @@ def run_serve(options: argparse.Namespace) -> int:
         gc.collect()
         gc.freeze()  # what was loaded lives as long as the server: no collection need look at it
         names = tuple(options.served_model_name or [_served_name(model, loaded.files)])
-        serving = _serving(loaded, names, template, UnknownFields(options.unknown_fields))
+        serving = _serving(loaded, names, template, options)
         admission = Admission()
         app = build_app(serving, Access.of(options.host, api_key, tuple(options.allowed_host)), admission)
 
@@ -249,7 +249,7 @@ def _served_name(model: str, files: ModelFiles) -> str:
 
 
 def _serving(
-    loaded: Loaded, names: tuple[str, ...], template: ChatTemplate | None, unknown_fields: UnknownFields
+    loaded: Loaded, names: tuple[str, ...], template: ChatTemplate | None, options: argparse.Namespace
 ) -> Serving:
     return Serving(
         engine=AsyncEngine(loaded.engine),
@@ -263,7 +263,8 @@ def _serving(
         version=__version__,
         created_s=int(time.time()),
         defaults=loaded.defaults,
-        unknown_fields=unknown_fields,
+        unknown_fields=UnknownFields(options.unknown_fields),
+        has_priorities=options.order == OrderKind.PRIORITY.value,
     )
 
 

@@ -66,7 +66,14 @@ class Asker:
     end_ids: frozenset[int]
 
     def requests(
-        self, prompt: array[int], params: SamplingParams, n: int = 1, *, cache_salt: bytes = b"", arrival_us: int
+        self,
+        prompt: array[int],
+        params: SamplingParams,
+        n: int = 1,
+        *,
+        cache_salt: bytes = b"",
+        priority: int = 0,
+        arrival_us: int,
     ) -> list[Request]:
         """The n choices of a prompt. They share the seed, drawn here if there is none, and differ by index alone."""
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -80,6 +87,7 @@ class Asker:
                 stop_ids=end_ids.union(params.stop_token_ids),
                 choice=choice,
                 cache_salt=cache_salt,
+                priority=priority,
                 arrival_us=arrival_us,
             )
             for choice in range(n)

@@ -47,6 +47,7 @@ class OpenAIEndpoints:
         check = functools.partial(completion_request, body, self.serving.defaults)
         request = await self.workers.run_for(http.receive, check, is_quick=len(body) <= INLINE_BYTES)
         headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
+        check_priority(self.serving, request.generation.priority)
         shape = Completions(self._envelope("cmpl"), self.serving.tokenizer)
         return await self._respond(
             http, request.generation, self.generator.completion(request, arrival_us), shape, headers
@@ -58,6 +59,7 @@ class OpenAIEndpoints:
         check = functools.partial(chat_request, body, self.serving.defaults)
         request = await self.workers.run_for(http.receive, check, is_quick=len(body) <= INLINE_BYTES)
         headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
+        check_priority(self.serving, request.generation.priority)
         shape = Chats(self._envelope("chatcmpl"), self.serving.tokenizer)
         return await self._respond(http, request.generation, self.generator.chat(request, arrival_us), shape, headers)
 
@@ -168,3 +170,14 @@ def check_model(serving: Serving, name: str | None) -> None:
         served = ", ".join(serving.model_names)
         shown = errors.printable(name)
         raise RequestError(f"the model {shown!r} is not served here; served: {served}", "model", "model_not_found")
+
+
+def check_priority(serving: Serving, priority: int) -> None:
+    """Raise RequestError for a priority that would change nothing here; 0 is every request's."""
+    if priority and not serving.has_priorities:
+        raise RequestError(
+            f"priority is {priority}, but this server runs requests in the order of their arrival; "
+            "leave it out, or start the server with --order priority",
+            "priority",
+            "unsupported_value",
+        )

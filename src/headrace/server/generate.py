@@ -62,7 +62,12 @@ class Generator:
         serving, echo = self.serving, prompt.echo
         asker = Asker(serving.engine.next_id, serving.end_ids)
         requests = asker.requests(
-            prompt.ids, prompt.params, generation.n, cache_salt=generation.cache_salt, arrival_us=arrival_us
+            prompt.ids,
+            prompt.params,
+            generation.n,
+            cache_salt=generation.cache_salt,
+            priority=generation.priority,
+            arrival_us=arrival_us,
         )
         options = text_options(
             requests[0],

@@ -36,6 +36,7 @@ class Serving:
     created_s: int  # when the server started, for /v1/models
     defaults: SamplingParams = SamplingParams()  # what the model's authors recommend, for fields left out
     unknown_fields: UnknownFields = UnknownFields.IGNORE
+    has_priorities: bool = False  # whether the engine runs requests in the order of their priority
 
     @property
     def model(self) -> str:

@@ -67,6 +67,7 @@ RIGHT: dict[str, Any] = {
     "skip_special_tokens": False,
     "add_special_tokens": False,
     "cache_salt": "tenant",
+    "priority": -5,
     "echo": True,
     "parse_special": False,
     "top_logprobs": 2,

@@ -66,6 +66,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: int | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    priority: int | None = None
 
 
 class CompletionBody(GenerationBody, frozen=True, kw_only=True):

@@ -108,13 +108,12 @@ _SHARED: Table = {
     "stream_options": _object(STREAM_OPTIONS_FIELDS),
     # vLLM's
     **_applied("top_k", "min_p", "repetition_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos"),
-    **_applied("min_tokens", "skip_special_tokens", "cache_salt"),
+    **_applied("min_tokens", "skip_special_tokens", "cache_salt", "priority"),
     "user": _any(str),
     "metadata": _any(dict),
     "spaces_between_special_tokens": _any(bool),  # byte-level tokenizers put none
     "use_beam_search": _accepted(False),
     "length_penalty": _accepted(1),
-    "priority": _accepted(0),
     "return_tokens_as_token_ids": _accepted(False),
     "return_token_ids": _accepted(False),
     **_refused("output is not constrained in this version", "structured_outputs", "guided_json", "guided_regex"),

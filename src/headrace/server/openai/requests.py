@@ -64,6 +64,7 @@ class Generation:
     is_streamed: bool
     has_usage_chunk: bool
     cache_salt: bytes
+    priority: int  # lower runs first
     model: str | None
     unheeded: Unheeded
 
@@ -173,6 +174,7 @@ def _generation(body: GenerationBody, params: SamplingParams, unheeded: Unheeded
         is_streamed=bool(body.stream),
         has_usage_chunk=options is not None and bool(options.include_usage),
         cache_salt=_cache_salt(body.cache_salt),
+        priority=body.priority or 0,
         model=body.model,
         unheeded=unheeded,
     )
