@@ -258,7 +258,7 @@ def test_a_path_is_itself(tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_nothing_is_answered_with_what_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no model 'smol': give smollm2-135m, gemma3-270m, hf:org/name"):
+    with pytest.raises(ModelError, match=r"no model 'smol'; give smollm2-135m, gemma3-270m, hf:org/name"):
         hub.pull("smol", tmp_path)
 
 
