@@ -42,7 +42,7 @@ def read_bandwidth(num_threads: int, num_bytes: int = 1 << 29) -> float:
 
 def run_pass(llm: LLM, batch: int, prompt_tokens: int, output_tokens: int, seed: int) -> Pass:
     """One batch from empty to done, seen step by step: steps that end a prompt are prefill's, the rest decode's."""
-    rng, vocab = random.Random(seed), llm.loaded.files.spec.vocab_size
+    rng, vocab = random.Random(f"{batch} {seed}"), llm.loaded.files.spec.vocab_size  # nothing of it is cached
     prompts = [[rng.randrange(vocab) for _ in range(prompt_tokens)] for _ in range(batch)]
     began = time.perf_counter()
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True))
