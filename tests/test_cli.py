@@ -124,6 +124,7 @@ def test_pull_names_the_file_and_its_licence(tiny_gguf: Path, capsys: pytest.Cap
         (["serve", "--model", "{tiny}", "--port", "99999"], "cannot listen on 127.0.0.1:99999: ports are 0 to 65535"),
         (["generate", "--model", "{tiny}", "--isa", "vax", "x"], "no kernels for vax"),
         (["generate", "--model", "{tiny}", "--max-kv-bytes", "1K", "x"], "lower --max-len or raise --max-kv-bytes"),
+        (["serve", "{tiny}", "--model", "another", "--port", "0"], "two models are given"),
         (["serve", "--model", "{tiny}", "--host", "0.0.0.0"], "needed: give --api-key KEY"),
         (["serve", "--model", "{tiny}", "--chat-template", "/none", "--port", "0"], "--chat-template /none"),
     ],

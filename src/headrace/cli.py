@@ -10,9 +10,9 @@ import argparse
 import contextlib
 import dataclasses
 import gc
+import importlib
 import logging
 import os
-import readline  # noqa: F401  input() edits lines where it is imported
 import sys
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -71,6 +71,7 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
     _engine_flags(parser)
     add = parser.add_argument
     add("named", nargs="?", metavar="MODEL", help="the same as --model MODEL")
+    parser.set_defaults(model=None)
     add("--host", default="127.0.0.1", help="address to listen on; one that others reach needs --api-key (127.0.0.1)")
     add("--port", type=int, default=DEFAULT_PORT, help=f"0 takes one that is free ({DEFAULT_PORT})")
     add("--served-model-name", action="append", metavar="NAME", help="what clients call the model; repeatable")
@@ -78,7 +79,12 @@ def _serve_flags(parser: argparse.ArgumentParser) -> None:
     add("--api-key", default=os.environ.get("HEADRACE_API_KEY"), help="clients must send it (also: HEADRACE_API_KEY)")
     add("--allowed-host", action="append", default=[], metavar="HOST", help="a Host header to accept; repeatable")
     kinds = [kind.value for kind in UnknownFields]
-    add("--unknown-fields", choices=kinds, default=kinds[0], help="what to do with fields that no API defines (ignore)")
+    add(
+        "--unknown-fields",
+        choices=kinds,
+        default=UnknownFields.IGNORE.value,
+        help="what to do with fields that no API defines (ignore)",
+    )
     parser.set_defaults(run=run_serve)
 
 
@@ -218,7 +224,7 @@ def run_serve(options: argparse.Namespace) -> int:
     template, config = _template(options), _config(options)
     with contextlib.closing(bind(options.host, options.port)) as sock:
         print(f"headrace {__version__}", flush=True)
-        model = options.named or options.model
+        model = _model(options)
         path = hub.pull(model, options.cache_dir)
         fetched = time.perf_counter() - began
         loaded = load(path, config, on_ledger=_print_ledger)
@@ -239,6 +245,14 @@ def run_serve(options: argparse.Namespace) -> int:
         with contextlib.closing(loaded):
             serve(app, admission, sock, on_ready)
     return 0
+
+
+def _model(options: argparse.Namespace) -> str:
+    """The model to serve, given in one of two ways or not at all."""
+    if None not in (options.named, options.model):
+        raise RequestError(f"two models are given, {options.named} and --model {options.model}; give one", "model")
+    given = [name for name in (options.named, options.model) if name is not None]
+    return given[0] if given else hub.DEFAULT_MODEL
 
 
 def _served_name(model: str, files: ModelFiles) -> str:
@@ -314,6 +328,8 @@ def run_chat(options: argparse.Namespace) -> int:
     with LLM(options.model, _config(options), cache_dir=options.cache_dir) as llm:
         params = _params(options, llm.loaded.defaults)
         messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        with contextlib.suppress(ImportError):
+            importlib.import_module("readline")  # input() edits lines where it is; not every Python has it
         print(f"{llm.loaded.files.name} on {llm.loaded.device}. Ctrl-C cuts an answer, Ctrl-D ends.", file=sys.stderr)
         while (text := _ask()) is not None:
             messages.append({"role": "user", "content": text})

@@ -214,6 +214,14 @@ class Deliveries:
             assert self._changed.wait_for(has_ended, timeout=10)
 
 
+def wait_for_stop(thread: EngineThread) -> None:
+    """Until stop() was called, on whatever thread."""
+    deadline = time.monotonic() + 10
+    while not thread._is_stopping:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_requests_from_many_threads_are_all_answered(executor: PoisonExecutor) -> None:
     deliveries = Deliveries()
     thread = EngineThread(make_engine(executor), deliveries)
@@ -260,7 +268,7 @@ def test_what_is_unfinished_when_the_thread_stops_is_told_so(executor: PoisonExe
     assert blocked.wait(10)
     stopper = threading.Thread(target=thread.stop)
     stopper.start()
-    time.sleep(0.05)  # the stop is asked for while the step runs
+    wait_for_stop(thread)  # it is asked for while the step runs
     go.set()
     stopper.join(10)
     assert not thread.is_alive
@@ -344,7 +352,7 @@ def test_requests_that_nobody_took_in_before_the_stop_are_told_so(executor: Pois
     stopper = threading.Thread(target=thread.stop)
     stopper.start()
     thread.submit(make_request(2, num_prompt=7))  # into the inbox of a thread that is about to end
-    time.sleep(0.05)
+    wait_for_stop(thread)
     executor.blocks.set()
     stopper.join(10)
     thread.submit(make_request(3))  # after its end

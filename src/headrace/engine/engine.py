@@ -166,9 +166,9 @@ class EngineThread:
         self._thread = threading.Thread(target=self._loop, name="headrace-engine", daemon=True)
 
     def start(self) -> None:
+        self._thread.start()
         # A thread that comes back from the core into an interpreter which is going away would abort the process.
         atexit.register(self.stop)
-        self._thread.start()
 
     def submit(self, request: Request) -> None:
         if not self._post(_Submit(request)):

@@ -14,7 +14,7 @@ Rank = tuple[int, int]  # smaller comes first; the second number is the arrival'
 
 
 class Order(Protocol):
-    """An admission rule. Fair share would fit here too: a start tag per user, kept by the order, is a rank."""
+    """An admission rule."""
 
     @property
     def is_batched(self) -> bool:

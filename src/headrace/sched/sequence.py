@@ -108,11 +108,10 @@ class Sequence:
             chain.append(chain_link(parent, self.tokens[start : start + block_size]))
         return chain[index]
 
-    def begins_as(self, other: Sequence, num_blocks: int, block_size: int) -> bool:
-        """Whether the first `num_blocks` full blocks of both hold the same text under the same salt.
+    def adopt_links(self, other: Sequence, num_blocks: int, block_size: int) -> bool:
+        """Take over the links of the first `num_blocks` full blocks from `other`; False if its text or salt differs.
 
-        If so, the links of `other` are this one's too, and are taken over: a comparison of tokens costs a hundredth of
-        hashing them.
+        The same text under the same salt has the same links, and comparing tokens costs a hundredth of hashing them.
         """
         chain, num_known = self._chain, min(len(self._chain), num_blocks)
         if num_known == 0 and self.request.cache_salt != other.request.cache_salt:

@@ -173,7 +173,7 @@ class BlockTables:
         for leader in leaders:
             index = leader.num_computed // block_size  # what it seals next
             if (
-                seq.begins_as(leader, min(index, max_hit), block_size)
+                seq.adopt_links(leader, min(index, max_hit), block_size)
                 and index < min(max_hit, leader.num_prompt // block_size)
                 and seq.link(index, block_size).digest == leader.link(index, block_size).digest
                 and not self.has_sealed(seq, index)
