@@ -12,7 +12,7 @@ import threading
 import time
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,13 +131,21 @@ class Running:
     def num_free_blocks(self) -> int:
         return self.engine.scheduler.num_free_blocks[0]
 
-    def wait_until_idle(self, limit_s: float = 5.0) -> bool:
+    def wait_until_idle(self, limit_s: float = 15.0) -> bool:
         end = time.monotonic() + limit_s
         while time.monotonic() < end:
             if self.serving.engine.is_idle and self.admission.num_open == 0:
                 return True
             time.sleep(0.005)
         return False
+
+
+def wait_for(condition: Callable[[], object], limit_s: float = 15.0) -> None:
+    """Until it holds. The limit is for what never happens; a loaded machine may take its time."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
 
 
 def echo_engine(executor: EchoingExecutor) -> Engine:
@@ -200,10 +208,13 @@ def running(
             thread.join(10)
 
 
-def serve_until_signalled() -> None:
-    """What a process of its own runs: prints its port once it serves."""
+def serve_until_signalled(*, is_stuck: bool = False) -> None:
+    """What a process of its own runs: prints its port once it serves. `is_stuck`: its first step does not end."""
+    executor = EchoingExecutor(step_s=0.02)
+    if is_stuck:
+        executor.stuck.set()
     sock = bind("127.0.0.1", 0)
     admission = Admission()
-    app = build_app(echo_serving(echo_engine(EchoingExecutor(step_s=0.02))), Access.of("127.0.0.1", None), admission)
+    app = build_app(echo_serving(echo_engine(executor)), Access.of("127.0.0.1", None), admission)
     port = sock.getsockname()[1]
     serve(app, admission, sock, lambda: print(port, flush=True))

@@ -1,7 +1,7 @@
 """The watchdog: what the operator is told while a step does not end.
 
-Owns one log entry per stall, with the stack of every thread. Refuses to mend anything: clients wait or leave, and
-/health says 503, so that whoever restarts processes can.
+Owns what is logged of a stall, once: the open requests and the stack of every thread. Refuses to mend anything: clients
+wait or leave, and /health says 503, so that whoever restarts processes can.
 """
 
 from __future__ import annotations
@@ -23,12 +23,22 @@ async def watch(serving: Serving, admission: Admission) -> None:
     was_ailing = False
     while True:
         await asyncio.sleep(WATCH_S)
-        ailment = serving.ailment(admission.oldest_us)
-        if ailment is not None and not was_ailing:
-            log.error("%s; open requests: %s\n%s", ailment, list(admission.request_ids), stacks())
-        elif ailment is None and was_ailing:
-            log.warning("the engine goes on")
-        was_ailing = ailment is not None
+        try:
+            ailment = serving.ailment(admission.oldest_us)
+            has_changed = (ailment is not None) is not was_ailing
+            was_ailing = ailment is not None
+            if has_changed:
+                _report(ailment, list(admission.request_ids))
+        except Exception:  # without a file descriptor or room on the disk, say: the next stall is still to be told of
+            log.exception("the watchdog could not say all that it saw")
+
+
+def _report(ailment: str | None, request_ids: list[int]) -> None:
+    if ailment is None:
+        log.warning("the engine goes on")
+        return
+    log.error("%s; open requests: %s", ailment, request_ids)
+    log.error("where every thread is:\n%s", stacks())  # apart from the first, as it may fail
 
 
 def stacks() -> str:
