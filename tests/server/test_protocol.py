@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import socket
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from echoing import EchoingExecutor, Running, running
+from echoing import EchoingExecutor, Running, running, wait_for
 
 BODY = json.dumps({"prompt": "Hi", "max_tokens": 2, "temperature": 0}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -28,6 +29,14 @@ def read_all(sock: socket.socket) -> bytes:
         while chunk := sock.recv(65536):
             received += chunk
     return received
+
+
+def read_one(sock: socket.socket) -> int:
+    """The status of one answer, which is read to its end and no further."""
+    response = http.client.HTTPResponse(sock)
+    response.begin()
+    response.read()
+    return response.status
 
 
 def exchange(server: Running, *parts: bytes) -> bytes:
@@ -112,10 +121,10 @@ def test_a_body_that_goes_on_after_the_answer_ends_the_connection(monkeypatch: p
         assert sock.recv(10_000).startswith(b"HTTP/1.1 200")
         began = time.monotonic()
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            while time.monotonic() - began < 5:
+            while time.monotonic() - began < 10:
                 sock.sendall(b"1\r\nx\r\n")
                 time.sleep(0.02)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 8
 
 
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
@@ -149,13 +158,13 @@ def test_a_tunnel_is_refused(server: Running) -> None:
 
 
 def test_a_stream_is_not_cut_by_the_next_request_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.5)
     body = json.dumps({"prompt": "Hi", "max_tokens": 50, "temperature": 0, "stream": True}).encode()
     request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
     with running(executor=EchoingExecutor(step_s=0.02)) as server:
         began = time.monotonic()
         answer = exchange(server, request, HEAD)  # of the next request only the beginning
-        assert 1.0 < time.monotonic() - began < 4
+        assert time.monotonic() - began > 1.0
     streamed, done, rest = answer.partition(b"data: [DONE]")
     assert streamed.startswith(b"HTTP/1.1 200") and done
     assert b"HTTP/1.1 408" in rest  # once the first was answered, its time began
@@ -184,19 +193,30 @@ def test_a_compressed_body_is_refused(server: Running) -> None:
 
 
 def test_headers_and_bodies_that_do_not_come_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("headrace.server.wire.BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("headrace.server.wire.BODY_TIMEOUT_S", 0.5)
     with running() as server:
         for parts in ((), (HEAD,), (HEAD + b"Content-Length: 100\r\n\r\n", b"{")):
             began = time.monotonic()
             assert exchange(server, *parts).startswith(b"HTTP/1.1 408")
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 5
         answered = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
         with connect(server) as sock:  # a connection that is idle between two requests is another thing
             for _ in range(2):
                 sock.sendall(answered)
-                assert sock.recv(10_000).startswith(b"HTTP/1.1 200")
-                time.sleep(0.3)
+                assert read_one(sock) == 200
+                time.sleep(0.8)
+
+
+def test_a_blank_line_after_an_answer_does_not_keep_a_connection_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.protocol.HEADER_TIMEOUT_S", 0.5)
+    with running() as server, connect(server) as sock:
+        for _ in range(2):  # it is no end either, if a request follows
+            sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+            assert read_one(sock) == 200
+            sock.sendall(b"\r\n")
+        assert read_all(sock).startswith(b"HTTP/1.1 408")
+        wait_for(lambda: not server.server.server_state.connections)
 
 
 def test_200_connections_with_half_a_header_stop_nobody(server: Running) -> None:
@@ -207,7 +227,7 @@ def test_200_connections_with_half_a_header_stop_nobody(server: Running) -> None
         began = time.monotonic()
         assert server.client.get("/v1/models").status_code == 200
         assert server.completion(prompt="Hi", max_tokens=2).status_code == 200
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
 
 
 def test_more_connections_than_the_cap_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +237,6 @@ def test_more_connections_than_the_cap_are_turned_away(monkeypatch: pytest.Monke
         held = [stack.enter_context(connect(server)) for _ in range(2)]
         for sock in held:
             sock.sendall(b"GET")
-        time.sleep(0.1)
+        wait_for(lambda: len(server.server.server_state.connections) == 3)
         assert exchange(server).startswith(b"HTTP/1.1 503")
         assert server.client.get("/ping").status_code == 200  # on the connection it has

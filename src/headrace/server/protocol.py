@@ -58,6 +58,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self._parse(memoryview(data))
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
+        if (  # a blank line, say: it ended uvicorn's keep-alive timer, and no message began
+            self._reading is Reading.NEXT_REQUEST
+            and self._is_answered
+            and self._deadline is None
+            and not self.transport.is_closing()
+        ):
+            self._await(HEADER_TIMEOUT_S, self._headers_are_late)
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(Refusal(431, f"headers are larger than {MAX_HEADER_BYTES:,} bytes", None, "headers_too_large"))
 
