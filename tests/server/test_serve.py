@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from echoing import Running
+from echoing import Running, wait_for
 
 from headrace.server.serve import bind
 from headrace.types import CapacityError
@@ -23,9 +24,9 @@ HERE = Path(__file__).parent
 
 
 @contextlib.contextmanager
-def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+def process(arguments: str = "") -> Iterator[tuple[subprocess.Popen[str], str]]:
     paths = os.pathsep.join([str(HERE), str(HERE.parent), *sys.path])
-    command = [sys.executable, "-c", "import echoing; echoing.serve_until_signalled()"]
+    command = [sys.executable, "-c", f"import echoing; echoing.serve_until_signalled({arguments})"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": paths}) as child:
         try:
             yield child, f"http://127.0.0.1:{int(child.stdout.readline())}"  # type: ignore[union-attr]
@@ -39,18 +40,44 @@ def test_on_a_signal_the_process_finishes_its_answers_and_exits_with_0(number: s
     with process() as (child, url):
 
         def ask() -> None:
-            fields = {"prompt": "Hi", "max_tokens": 30, "temperature": 0}
-            answers.append(httpx.post(f"{url}/v1/completions", json=fields, trust_env=False, timeout=10))
+            fields = {"prompt": "Hi", "max_tokens": 150, "temperature": 0}
+            answers.append(httpx.post(f"{url}/v1/completions", json=fields, trust_env=False, timeout=30))
 
         thread = threading.Thread(target=ask)
         thread.start()
         with httpx.Client(base_url=url, trust_env=False) as client:
-            while 'headrace_requests_running{model_name="echo"} 1.0' not in client.get("/metrics").text:
-                time.sleep(0.01)
+            wait_for(lambda: 'headrace_requests_running{model_name="echo"} 1.0' in client.get("/metrics").text)
         child.send_signal(number)
-        thread.join(10)
+        thread.join(30)
         assert child.wait(10) == 0
-    assert answers[0].json()["usage"]["completion_tokens"] == 30
+    assert answers[0].json()["usage"]["completion_tokens"] == 150
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_third_signal_ends_a_process_whose_step_does_not_end(number: signal.Signals) -> None:
+    with process("is_stuck=True") as (child, url):
+        host, _, port = url.removeprefix("http://").partition(":")
+        body = b'{"prompt":"Hi"}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        with socket.create_connection((host, int(port))) as sock, httpx.Client(base_url=url, trust_env=False) as client:
+            sock.sendall(head + body)
+            wait_for(lambda: 'headrace_requests_running{model_name="echo"} 1.0' in client.get("/metrics").text)
+            child.send_signal(number)
+            wait_for(lambda: client.get("/health").status_code == 503)
+            child.send_signal(number)
+            wait_for(lambda: is_refused(host, int(port)))
+            time.sleep(0.5)
+            assert child.poll() is None  # it waits for the step
+            child.send_signal(number)
+            assert child.wait(10) == 128 + number
+
+
+def is_refused(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server: Running) -> None:

@@ -1,13 +1,15 @@
 """Runs the application: sockets, signals, and an end that lets answers finish.
 
 Owns the process's life from bind to exit. SIGTERM and SIGINT: /health says not ready and new work is refused; what is
-under way has the grace time; then the rest is told why it ends. A second signal ends at once.
+under way has the grace time; then the rest is told why it ends. A second signal ends at once, but for the step under
+way, which has to end by itself. A further signal waits for nothing: the process exits with 128 plus its number.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -81,6 +83,9 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """On a signal, between two instructions of the event loop's thread."""
+        if self.should_exit:  # and yet the process is here: a step, or something else, does not end
+            log.error("%s while ending; the process exits without waiting", signal.Signals(sig).name)
+            os._exit(128 + sig)
         if self._admission.is_draining or not self.started:
             self.should_exit = True
             return
