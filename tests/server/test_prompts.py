@@ -5,57 +5,65 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from echoing import Running, running
+from echoing import Running, running, wait_for
 
 from headrace.server.limits import INLINE_CHARS, MAX_SCORES, MAX_TOKENIZED_CHARS, WORKERS
 from headrace.text.chat import ChatTemplate
 from headrace.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """Tokenizing, watched and held up at will."""
+
+    threads: list[str] = field(default_factory=list)  # the names of those that tokenized, each time
+    may_end: threading.Event = field(default_factory=threading.Event)  # of long texts
+
+
 @pytest.fixture
-def threads_of_encode(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the threads that tokenized, each time."""
-    names: list[str] = []
+def encoding(monkeypatch: pytest.MonkeyPatch) -> Iterator[Encoding]:
+    encoding = Encoding()
+    encoding.may_end.set()
     encode = Tokenizer.encode
 
     def watched(self: Tokenizer, text: str, **options: Any) -> list[int]:
-        names.append(threading.current_thread().name)
-        time.sleep(0.3 if len(text) > INLINE_CHARS else 0)
+        encoding.threads.append(threading.current_thread().name)
+        if len(text) > INLINE_CHARS:
+            encoding.may_end.wait(30)  # longer than a client has patience
         return encode(self, text, **options)
 
     monkeypatch.setattr(Tokenizer, "encode", watched)
-    return names
+    yield encoding
+    encoding.may_end.set()
 
 
-def test_short_texts_are_tokenized_at_once_and_long_ones_on_other_threads(
-    server: Running, threads_of_encode: list[str]
-) -> None:
+def test_short_texts_are_tokenized_at_once_and_long_ones_on_other_threads(server: Running, encoding: Encoding) -> None:
     server.client.post("/tokenize", json={"content": "a" * INLINE_CHARS})
     server.client.post("/tokenize", json={"content": "a" * (INLINE_CHARS + 1)})
-    short, long = threads_of_encode
+    short, long = encoding.threads
     assert not short.startswith("headrace-worker") and long.startswith("headrace-worker")
 
 
-def test_many_short_prompts_are_one_long_text(server: Running, threads_of_encode: list[str]) -> None:
+def test_many_short_prompts_are_one_long_text(server: Running, encoding: Encoding) -> None:
     server.completion(prompt=["a" * 200] * 20, max_tokens=1)
     server.completion(prompt=["a"] * 32, max_tokens=1)
-    assert len(threads_of_encode) == 52
-    assert all(name.startswith("headrace-worker") for name in threads_of_encode)
+    assert len(encoding.threads) == 52
+    assert all(name.startswith("headrace-worker") for name in encoding.threads)
 
 
-def test_others_are_served_while_a_long_text_is_tokenized(server: Running, threads_of_encode: list[str]) -> None:
+def test_others_are_served_while_a_long_text_is_tokenized(server: Running, encoding: Encoding) -> None:
+    encoding.may_end.clear()
     thread = threading.Thread(target=server.completion, kwargs={"prompt": "the " * 3000, "max_tokens": 1})
     thread.start()
-    while not threads_of_encode:
-        time.sleep(0.001)
-    began = time.monotonic()
+    wait_for(lambda: encoding.threads)
     assert server.client.get("/health").status_code == 200
-    assert time.monotonic() - began < 0.2
+    encoding.may_end.set()
     thread.join()
 
 
@@ -108,17 +116,19 @@ def test_more_logprobs_than_an_answer_may_carry_are_refused_by_the_numbers(serve
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/completions"])
-def test_what_waits_for_a_thread_is_not_done_for_a_client_that_left(threads_of_encode: list[str], path: str) -> None:
+def test_what_waits_for_a_thread_is_not_done_for_a_client_that_left(encoding: Encoding, path: str) -> None:
     text = "a" * (INLINE_CHARS + 1)
     body = json.dumps({"prompt": text}).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    encoding.may_end.clear()
     with running() as server:
         clients = [socket.create_connection(("127.0.0.1", urlsplit(server.url).port or 0)) for _ in range(6 * WORKERS)]
         for client in clients:
             client.sendall(head + body)
-        while len(threads_of_encode) < WORKERS:
-            time.sleep(0.001)
+        wait_for(lambda: len(encoding.threads) == WORKERS)
         for client in clients:
             client.close()
+        wait_for(lambda: server.metric('headrace_http_responses_total{status="499"}') == len(clients))
+        encoding.may_end.set()
         server.client.post("/tokenize", json={"prompt": text})
-        assert len(threads_of_encode) <= 2 * WORKERS + 1  # those under way, perhaps the next, and the last one's
+        assert len(encoding.threads) == WORKERS + 1  # those under way, and the last one's
