@@ -35,7 +35,7 @@ PROMPT_CHARS = 128  # what a prompt costs beside its text, in characters of text
 
 # Time --------------------------------------------------------------------------------------------------------
 HEADER_TIMEOUT_S = 10.0  # from the connection, or from a request's first byte, to the end of its headers
-BODY_TIMEOUT_S = 60.0  # 16 MB at 2.2 Mbit/s
+BODY_TIMEOUT_S = 60.0  # 8 MiB at 1.1 Mbit/s
 SEND_TIMEOUT_S = 30.0  # a client that reads nothing for so long is gone
 KEEP_ALIVE_S = 75  # longer than what load balancers keep, so that they and not we close an idle connection
 STALL_S = 60.0  # a step that takes longer makes the server unhealthy
