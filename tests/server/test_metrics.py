@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from array import array
 
+from echoing import tiny_tokenizer
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.engine.stream import EngineGauges
+from headrace.engine.stream import EngineGauges, Stamped
+from headrace.server.answer import Answer
 from headrace.server.metrics import BUCKETS, Histogram, MetricsPage, RequestMetrics
 from headrace.server.timing import Timing
+from headrace.text.answer import AnswerText, TextOptions
+from headrace.types import Request, SamplingParams, Tokens
 
 
 def page(requests: RequestMetrics) -> str:
@@ -47,6 +52,15 @@ def test_counters_end_in_total_and_no_sample_is_there_twice() -> None:
     assert counters and all(name.endswith("_total") for name in counters)
     samples = [line.rsplit(" ", 1)[0] for line in text.splitlines() if not line.startswith("#")]
     assert len(samples) == len(set(samples))
+
+
+def test_an_answer_that_was_left_counts_its_tokens_but_not_its_prompt() -> None:
+    request = Request(7, array("i", [5]), SamplingParams(), seed=1, stop_ids=frozenset({2}), arrival_us=100)
+    answer = Answer(0, request, AnswerText(tiny_tokenizer(), TextOptions()))
+    answer.take(Stamped(200, Tokens(7, array("i", [70, 71]))))
+    requests = RequestMetrics()
+    requests.count(answer)
+    assert (requests.completion_tokens, requests.prompt_tokens, requests.answers["abort"]) == (2, 0, 1)
 
 
 def test_aliases_have_the_same_values() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.types import MAX_LOGPROBS
 
 # A request ---------------------------------------------------------------------------------------------------
-MAX_BODY_BYTES = 8 * 2**20  # a prompt of a million tokens is about 5 MB as text and 7 MB as ids
+MAX_BODY_BYTES = 8 * 2**20  # 2**20 ids are about 7 MB, the longest text (MAX_TOKENIZED_CHARS) 4 MiB at most
 MAX_BODY_STRINGS = 2**16  # of a body: made in 50 ms; the most messages with three parts each are 45,000
 MAX_OBJECT_BYTES = 2**20  # of all tools' arguments, or of the template's variables: at worst 30 ms to decode
 MAX_TOKEN_IDS = 2**20  # of one request, written as numbers: 20 ms

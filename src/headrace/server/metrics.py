@@ -1,7 +1,9 @@
 """What /metrics shows: counters, gauges and histograms, under headrace's names and, for the main ones, vLLM's too.
 
-Owns the numbers of requests as clients saw them (the sum of all usage blocks is these counters) and reads the engine's
-own when asked. Written and read on the event loop alone. Labels come from fixed sets. No global registry.
+Owns the numbers of requests as clients saw them and reads the engine's own when asked. Of answers that ended, the
+sum of all usage blocks is these counters; those left or failed have no such block: what they delivered counts as
+generated, and their prompts do not count. Written and read on the event loop alone. Labels come from fixed sets. No
+global registry.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class RequestMetrics:
     queue: Histogram = field(default_factory=Histogram)
 
     def count(self, answer: Answer) -> None:
-        """Count an answer that ended, or that was left."""
+        """Count an answer that ended, or that was left: of the latter its tokens, as they were made, not its prompt."""
         self.preemptions += answer.num_preemptions
         self.completion_tokens += answer.text.num_tokens
         for gap_us in answer.gaps_us:
@@ -113,7 +115,10 @@ _SERIES: Mapping[str, _Series] = {
         lambda seen, now: seen.prompt_tokens,
     ),
     "generation_tokens": _Series(
-        CounterMetricFamily, "generation_tokens", "Tokens of answers.", lambda seen, now: seen.completion_tokens
+        CounterMetricFamily,
+        "generation_tokens",
+        "Tokens of answers, those left or failed included.",
+        lambda seen, now: seen.completion_tokens,
     ),
     "cached_tokens": _Series(
         CounterMetricFamily,
