@@ -188,6 +188,9 @@ def test_fields_that_change_no_answer_are_no_harm(tmp_path: Path, caplog: pytest
     opened(tmp_path, **notes, use_cache=True, transformers_version="4.42.3", max_length=20, sliding_window=None)
     change(tmp_path, "generation_config.json", num_beams=1, transformers_version="4.42.3", suppress_tokens=None)
     reopened(tmp_path)
+    neutral = {"is_encoder_decoder": False, "pruned_heads": {}, "bias": False, "use_sliding_window": False}
+    change(tmp_path, "config.json", **neutral, hidden_act="swish", layer_types=["full_attention"] * 2, is_decoder=False)
+    reopened(tmp_path)
     assert not caplog.records
 
 
@@ -209,6 +212,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
     ({"attention_bias": True}, "attention_bias is True"),
+    ({"use_sliding_window": True}, "use_sliding_window is True"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is list of 2"),
+    ({"layer_types": 5}, "layer_types is 5"),
     ({"mlp_bias": True}, "mlp_bias is True"),
     ({"hidden_size": None}, "hidden_size is missing"),
     ({"hidden_size": "64"}, "hidden_size is '64'"),

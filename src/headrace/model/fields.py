@@ -85,6 +85,13 @@ class Fields:
             raise self.refusal(name, "a string")
         return value
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; none where it is absent."""
+        value = self.value(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.refusal(name, "a list of strings")
+        return tuple(value)
+
     def table(self, name: str) -> Fields:
         """A nested object; an empty one where it is absent."""
         value = self.value(name, {})

@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace.model.architecture import Architecture
 from headrace.model.fields import MAX_JSON_BYTES, Fields, read_json, shown
 from headrace.model.files import GenerationDefaults, ModelFiles, TokenizerFile
-from headrace.model.hf_fields import HARMLESS_CONFIG, HARMLESS_GENERATION, NEUTRAL_WISHES
+from headrace.model.hf_fields import HARMLESS_CONFIG, HARMLESS_GENERATION, NEUTRAL_CONFIG, NEUTRAL_WISHES
 from headrace.model.safetensors import inside, read_directory
 from headrace.types import ModelError
 
@@ -46,6 +46,8 @@ def open_directory(path: Path, architectures: Mapping[str, Architecture]) -> Mod
     _tell_what_is_not_honoured(generation, generation.unread())
     _tell_what_is_not_honoured(config, [name for name in config.unread() if name in NEUTRAL_WISHES])
     config.ignore((*HARMLESS_CONFIG, *NEUTRAL_WISHES))
+    for field, neutral in NEUTRAL_CONFIG.items():
+        config.require(field, neutral, "anything else is not supported")
     config.refuse_unread(f"architecture {name!r}")
     weights = architecture.weights_from_config(str(path), spec, read_directory(path))
     return ModelFiles(

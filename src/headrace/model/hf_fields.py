@@ -1,6 +1,6 @@
 """Fields of Hugging Face files that headrace does not act on, so that all the others can be refused or told.
 
-Owns three tables. Sources: transformers' PretrainedConfig and GenerationConfig (5.24).
+Owns the tables of them. Sources: transformers' PretrainedConfig and GenerationConfig (5.24).
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ HARMLESS_CONFIG = frozenset(
     {
         "_attn_implementation",
         "_attn_implementation_autoset",
+        "_commit_hash",
         "_name_or_path",
         "architectures",
         "attention_dropout",
+        "auto_map",  # code of the repository's own, which is never run
         "bos_token_id",
+        "chunk_size_feed_forward",
+        "debug",
         "dtype",
         "finetuning_task",
         "gradient_checkpointing",
@@ -24,12 +28,17 @@ HARMLESS_CONFIG = frozenset(
         "id2label",
         "initializer_range",
         "label2id",
+        "is_decoder",
         "max_sequence_length",
+        "neftune_noise_alpha",
         "output_attentions",
         "output_hidden_states",
+        "output_scores",
         "pad_token_id",
+        "prefix",
         "problem_type",
         "return_dict",
+        "return_dict_in_generate",
         "sep_token_id",
         "task_specific_params",
         "tf_legacy_loss",
@@ -38,10 +47,24 @@ HARMLESS_CONFIG = frozenset(
         "torchscript",
         "transformers.js_config",
         "transformers_version",
+        "unk_token_id",
         "unsloth_fixed",
         "unsloth_version",
         "use_bfloat16",
         "use_cache",
+        "use_flash_attention",
+    }
+)
+
+# Of config.json: fields that would change the arithmetic, and the value at which they do not.
+NEUTRAL_CONFIG: Mapping[str, object] = MappingProxyType(
+    {
+        "add_cross_attention": False,
+        "bias": False,
+        "is_encoder_decoder": False,
+        "pruned_heads": {},
+        "tie_encoder_decoder": False,
+        "use_sliding_window": False,
     }
 )
 

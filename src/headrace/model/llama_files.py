@@ -70,7 +70,10 @@ HF_NAMES: LlamaWeights[str] = LlamaWeights(
 
 def spec_from_config(config: Fields) -> ModelSpec:
     """From config.json of `model_type` llama; defaults are transformers' LlamaConfig's."""
-    config.require("hidden_act", "silu", "no other activation is supported")
+    if config.text("hidden_act", "silu") not in ("silu", "swish"):  # two names of one function
+        raise config.refusal("hidden_act", "silu; no other activation is supported")
+    if any(kind != "full_attention" for kind in config.texts("layer_types")):
+        raise config.refusal("layer_types", "full_attention throughout")
     config.require("attention_bias", False, "biases are not supported")
     config.require("mlp_bias", False, "biases are not supported")
     config.require("rope_interleaved", False, "the rows of q and k must be in Hugging Face's order")
