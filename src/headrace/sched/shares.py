@@ -13,7 +13,7 @@ def sure_share(want: int, left: int) -> int:
 
     That is half, rounded up. So who has k long prompts before it gets what it wants or the 2^(k+1)-th part of the
     step, twice that if nobody is behind it. Halving leaves a token to about log2(step) long prompts (10 of 512
-    tokens); who comes behind these waits for one of them to end.
+    tokens); who comes behind those waits until there are fewer of them: first come, first served.
     """
     return min(want, (left + 1) // 2)
 
