@@ -144,6 +144,21 @@ def test_a_wish_to_upgrade_is_overlooked(server: Running, wish: bytes, is_chunke
     assert answer.count(b'"text":"Hi"') == 2
 
 
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+@pytest.mark.parametrize("has_body", [True, False])
+def test_a_wish_to_upgrade_a_connection_that_is_to_close_is_overlooked(
+    server: Running, version: bytes, has_body: bool
+) -> None:
+    line = b"POST /v1/completions" if has_body else b"GET /ping"
+    length = b"Content-Length: %d\r\n" % len(BODY) if has_body else b""
+    connection = b"close, Upgrade" if version == b"1.1" else b"Upgrade"
+    head = b"%s HTTP/%s\r\nHost: localhost\r\nConnection: %s\r\n" % (line, version, connection)
+    raw = head + b"Upgrade: websocket\r\n" + length + b"\r\n" + (BODY if has_body else b"")
+    for piece in (1, len(raw)):
+        answer = exchange(server, *(raw[i : i + piece] for i in range(0, len(raw), piece)))
+        assert answer.count(b"HTTP/1.1 200") == 1
+
+
 def test_a_trailer_cannot_upgrade(server: Running) -> None:
     chunked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
     trailer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"

@@ -79,10 +79,10 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._cancel_deadline()
         self._is_upgrade_ignored = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._is_upgrade_ignored:
             return
+        self._cancel_deadline()
         self._reading = Reading.BODY
         super().on_headers_complete()
 
@@ -117,7 +117,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _parse(self, data: memoryview) -> None:
         """Feed the parser, overlooking wishes to upgrade (to h2c, to a WebSocket), as RFC 9110, section 7.8, allows.
 
-        The parser takes what follows such a head for another protocol. So it is given the head again, without the wish.
+        The parser takes what follows such a head for another protocol. So the head is parsed again, without the wish,
+        and by a new parser: to the old one a message that ends its connection is over, and nothing may follow.
         """
         while True:
             try:
@@ -127,7 +128,10 @@ class LimitedProtocol(HttpToolsProtocol):
                 if not self._is_upgrade_ignored:  # CONNECT, whose answer is an error
                     return
                 data = data[upgrade.args[0] :]
-            self.parser.feed_data(self._head_without_upgrade())
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self.parser.feed_data(head)
 
     def _head_without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode("ascii")
