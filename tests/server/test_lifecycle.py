@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import errno
@@ -10,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from echoing import NUM_BLOCKS, EchoingExecutor, Running, running, wait_for
 
 from headrace.engine.engine import Engine, EngineThread
 from headrace.server import serving
+from headrace.server.boundary import CLIENT_LEFT, Boundary
 from headrace.server.openai.errors import ENGINE_FAILED, SHUTTING_DOWN
 from headrace.types import Event
 
@@ -82,6 +85,36 @@ def test_a_client_that_leaves_is_in_no_step_that_begins_after_the_engine_heard_o
     for request_id in sent:
         assert not any(request_id in step for step in begun[heard[request_id] :])
         assert sum(request_id in step for step in begun[sent[request_id] :]) <= 1
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("pause_s", [0.0, 0.2])
+@pytest.mark.parametrize("num_behind", [1, 3])
+def test_a_client_that_leaves_with_requests_behind_the_running_one_is_noticed(
+    slow: Running, is_streamed: bool, pause_s: float, num_behind: int
+) -> None:
+    with raw_request(slow, **LONG, stream=is_streamed) as sock:
+        time.sleep(pause_s)
+        sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n" * num_behind)
+        wait_for(lambda: num_running(slow) == 1)
+        time.sleep(0.1)
+    assert slow.wait_until_idle(3)  # the whole answer takes 9 s
+
+
+def test_a_write_to_a_connection_that_has_just_closed_counts_as_the_client_having_left() -> None:
+    responses: Counter[int] = Counter()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a"})
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "state": {}}
+    asyncio.run(Boundary(app, responses)(scope, lambda: asyncio.sleep(9), send))  # type: ignore[arg-type]
+    assert responses == {CLIENT_LEFT: 1}
 
 
 def test_leaving_while_waiting_in_the_queue_frees_the_place(slow: Running) -> None:

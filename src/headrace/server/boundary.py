@@ -68,9 +68,19 @@ class _Exchange:
             headers = MutableHeaders(raw=list(message.get("headers", [])))
             headers["x-request-id"] = printable(self._client_id) if self._client_id else self.id
             message = {**message, "headers": headers.raw}
-        await self._send(message)
+        try:
+            await self._send(message)
+        except RuntimeError as error:
+            if not _is_of_a_closed_transport(error):
+                raise
+            raise ClientDisconnect from None
 
     def log(self, status: int) -> None:
         elapsed_ms = (time.monotonic() - self._began) * 1e3
         method, path = self._scope["method"], printable(self._scope["path"])
         log.info("%s %s %s %d %.1f ms", self.id, printable(method), path, status, elapsed_ms)
+
+
+def _is_of_a_closed_transport(error: RuntimeError) -> bool:
+    """Whether the connection broke so lately that uvicorn has not heard of it: uvloop's words, it has no type."""
+    return str(error).startswith("unable to perform operation on ") and str(error).endswith("the handler is closed")

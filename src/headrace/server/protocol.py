@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.server.limits import BODY_TIMEOUT_S, HEADER_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEADER_BYTES
 from headrace.server.openai.errors import Refusal
@@ -34,6 +35,8 @@ class LimitedProtocol(HttpToolsProtocol):
     _deadline: asyncio.TimerHandle | None = None
     _header_bytes = 0  # since a message began or its body grew: headers, what frames chunks, trailers
     _reading = Reading.NEXT_REQUEST
+    _running: RequestResponseCycle | None = None  # what is being answered; uvicorn's `cycle` is the newest request
+    _pipelined_bytes = 0  # since a request came to wait for another's answer
     _is_upgrade_ignored = False  # the message just parsed asked for an upgrade; it is to be parsed again without
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -48,6 +51,12 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
         super().connection_lost(exc)
+        waiting = [cycle for cycle, _ in self.pipeline]
+        for cycle in (*waiting, self._running):  # uvicorn tells only the newest
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -58,6 +67,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._parse(memoryview(data))
         except httptools.HttpParserError as error:
             self.send_400_response(str(error))
+        self._read_on_behind_an_answer(len(data))
         if (  # a blank line, say: it ended uvicorn's keep-alive timer, and no message began
             self._reading is Reading.NEXT_REQUEST
             and self._is_answered
@@ -67,6 +77,19 @@ class LimitedProtocol(HttpToolsProtocol):
             self._await(HEADER_TIMEOUT_S, self._headers_are_late)
         if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
             self._refuse(Refusal(431, f"headers are larger than {MAX_HEADER_BYTES:,} bytes", None, "headers_too_large"))
+
+    def _read_on_behind_an_answer(self, num_bytes: int) -> None:
+        """Read on although a request waits: a client is seen to leave only while there is reading.
+
+        uvicorn stops once a request is behind another. So do we, but only when what is there is as large as a header.
+        """
+        self._pipelined_bytes = self._pipelined_bytes + num_bytes if self.pipeline else 0
+        if self.pipeline and self._pipelined_bytes <= MAX_HEADER_BYTES and not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
