@@ -25,7 +25,7 @@ SUBJECTS = [
 # Company of many lengths, so that steps mix decodes with chunks of prompts; one shares its prefix with a subject.
 OTHERS = [
     (f"Story number {i}: " + PROSE * (i % 5), SamplingParams(temperature=i % 2, seed=i, max_tokens=3 + 7 * i % 30))
-    for i in range(60)
+    for i in range(61)
 ]
 CONFIG = EngineConfig(max_len=2048, threads=2)
 
@@ -71,7 +71,7 @@ def test_it_knows_a_few_sure_things(llm: LLM) -> None:
         assert completion.text.startswith(text)
 
 
-def test_among_sixty_others_nothing_changes(llm: LLM, alone: list[Answer]) -> None:
+def test_among_sixty_four_others_nothing_changes(llm: LLM, alone: list[Answer]) -> None:
     together = answers(llm, [*OTHERS[:30], *SUBJECTS, *OTHERS[30:]])
     assert together[30 : 30 + len(SUBJECTS)] == alone
 

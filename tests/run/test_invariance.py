@@ -118,7 +118,7 @@ def test_chunks_do_not_show(backend: CpuBackend, alone: list[Answer], size: int)
         assert Server(backend, max_step_tokens=size).answer(subject) == [expected]
 
 
-@pytest.mark.parametrize("num_others", [1, 7, 60])
+@pytest.mark.parametrize("num_others", [1, 7, 61])
 def test_company_does_not_show(backend: CpuBackend, alone: list[Answer], num_others: int) -> None:
     others = [request(100 + i, 1 + 7 * i % 40, temperature=i % 3 / 2, max_tokens=1 + i % 30) for i in range(num_others)]
     server = Server(backend, max_step_tokens=100)

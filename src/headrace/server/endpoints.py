@@ -10,9 +10,9 @@ import functools
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,15 +22,17 @@ from headrace.server.generate import Generator, Item
 from headrace.server.limits import INLINE_BYTES, INLINE_PIECES, MAX_REPORTED_FIELDS
 from headrace.server.openai import errors
 from headrace.server.openai.bodies import Unheeded
-from headrace.server.openai.requests import Generation, chat_request, completion_request
+from headrace.server.openai.requests import ChatRequest, CompletionRequest, Generation, chat_request, completion_request
 from headrace.server.openai.responses import Chats, Completions, Envelope
 from headrace.server.serving import Serving, UnknownFields
 from headrace.server.sse import DONE, event
 from headrace.server.wire import EventStream, json_response, read_body, unless_gone
 from headrace.server.workers import Workers
-from headrace.types import RequestError
+from headrace.types import RequestError, SamplingParams
 
 log = logging.getLogger(__name__)
+
+R = TypeVar("R", ChatRequest, CompletionRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +44,28 @@ class OpenAIEndpoints:
     workers: Workers
 
     async def completions(self, http: Request) -> Response:
-        body = await read_body(http)
-        arrival_us = self.serving.now_us()
-        check = functools.partial(completion_request, body, self.serving.defaults)
-        request = await self.workers.run_for(http.receive, check, is_quick=len(body) <= INLINE_BYTES)
-        headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
-        check_priority(self.serving, request.generation.priority)
+        request, arrival_us, headers = await self._checked(http, completion_request)
         shape = Completions(self._envelope("cmpl"), self.serving.tokenizer)
         return await self._respond(
             http, request.generation, self.generator.completion(request, arrival_us), shape, headers
         )
 
     async def chat(self, http: Request) -> Response:
-        body = await read_body(http)
-        arrival_us = self.serving.now_us()
-        check = functools.partial(chat_request, body, self.serving.defaults)
-        request = await self.workers.run_for(http.receive, check, is_quick=len(body) <= INLINE_BYTES)
-        headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
-        check_priority(self.serving, request.generation.priority)
+        request, arrival_us, headers = await self._checked(http, chat_request)
         shape = Chats(self._envelope("chatcmpl"), self.serving.tokenizer)
         return await self._respond(http, request.generation, self.generator.chat(request, arrival_us), shape, headers)
+
+    async def _checked(
+        self, http: Request, check: Callable[[bytes, SamplingParams], R]
+    ) -> tuple[R, int, dict[str, str]]:
+        """The request in a body, when it had arrived, and the headers of its answer."""
+        body = await read_body(http)
+        arrival_us = self.serving.now_us()
+        work = functools.partial(check, body, self.serving.defaults)
+        request = await self.workers.run_for(http.receive, work, is_quick=len(body) <= INLINE_BYTES)
+        headers = headers_of(self.serving, request.generation.model, request.generation.unheeded)
+        check_priority(self.serving, request.generation.priority)
+        return request, arrival_us, headers
 
     async def models(self, http: Request) -> Response:
         return json_response({"object": "list", "data": [self._model(name) for name in self.serving.model_names]})
