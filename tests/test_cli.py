@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 
 from headrace import cli
+from headrace.cli.ask import say
+from headrace.cli.flags import parse_size
+from headrace.cli.serve import checked_api_key, served_name
 from headrace.model import open_model
 from tiny import write_tiny_llama_gguf
 
@@ -64,7 +67,7 @@ def test_ctrl_c_cuts_an_answer_and_not_the_conversation(capsys: pytest.CaptureFi
         finally:
             is_closed.append(True)
 
-    assert cli._say(pieces()) == "one "
+    assert say(pieces()) == "one "
     assert is_closed and capsys.readouterr().out == "one \n"
 
 
@@ -74,7 +77,7 @@ def test_ctrl_c_cuts_an_answer_and_not_the_conversation(capsys: pytest.CaptureFi
 )
 def test_a_model_is_served_under_the_name_that_it_was_asked_for(tiny_gguf: Path, model: str, name: str) -> None:
     files = replace(open_model(tiny_gguf), name="where")
-    assert cli._served_name(model, files) == name
+    assert served_name(model, files) == name
 
 
 def test_chat_answers_line_by_line_until_the_end_of_the_input(
@@ -153,19 +156,19 @@ def test_an_empty_api_key_opens_no_server(
 
 
 def test_a_key_is_taken_without_the_space_around_it() -> None:
-    assert cli._api_key(" secret\n") == "secret"
-    assert cli._api_key(None) is None
+    assert checked_api_key(" secret\n") == "secret"
+    assert checked_api_key(None) is None
 
 
 @pytest.mark.parametrize(("text", "size"), [("123", 123), ("4k", 4096), ("512M", 512 << 20), ("2G", 2 << 30)])
 def test_sizes_may_have_a_unit(text: str, size: int) -> None:
-    assert cli._size(text) == size
+    assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "G", "1.5G", "-1", "1T"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(Exception, match="is no size"):
-        cli._size(text)
+        parse_size(text)
 
 
 def test_serve_tells_what_it_loaded_answers_and_ends_on_sigterm(tiny_gguf: Path, tmp_path: Path) -> None:
@@ -249,3 +252,11 @@ def test_a_program_that_never_stops_its_engine_ends_quietly(tiny_gguf: Path) -> 
     script = UNSTOPPED.format(model=str(tiny_gguf))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_synth_writes_a_model_and_prints_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "tiny.gguf"
+    assert cli.main(["synth", "smollm2-135m", "--layers", "1", "--out", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == f"{path}\n" and "MB in" in printed.err
+    assert open_model(path).spec.num_layers == 1

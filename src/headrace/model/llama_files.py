@@ -191,14 +191,14 @@ def weights_from_config(source: str, spec: ModelSpec, stored: Mapping[str, Store
     # Old checkpoints keep the rotary frequencies; some tied ones keep the head, which transformers ignores as well.
     harmless = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq|lm_head\.weight").fullmatch
     want = wanted(spec, HF_NAMES)
-    num_bytes = check_tensors(source, stored, _each(want), lambda name: harmless(name) is not None)
+    num_bytes = check_tensors(source, stored, each_tensor(want), lambda name: harmless(name) is not None)
     return CheckedWeights(lambda: _load(stored, want), num_bytes)
 
 
 def weights_from_gguf(source: str, spec: ModelSpec, stored: Mapping[str, StoredTensor]) -> CheckedWeights:
     """Check the tensors of a GGUF file; `load` says in which order the rows of q and k go."""
     want = wanted(spec, GGUF_NAMES)
-    num_bytes = check_tensors(source, stored, _each(want), lambda name: name == ROPE_FREQS)
+    num_bytes = check_tensors(source, stored, each_tensor(want), lambda name: name == ROPE_FREQS)
     q_order = half_split_order(spec.num_heads, spec.head_dim, spec.rope.dim)
     k_order = half_split_order(spec.num_kv_heads, spec.head_dim, spec.rope.dim)
 
@@ -224,7 +224,7 @@ def half_split_order(num_heads: int, head_dim: int, rotary_dim: int) -> npt.NDAr
     return order
 
 
-def _each(want: LlamaWeights[Wanted]) -> Iterator[Wanted]:
+def each_tensor(want: LlamaWeights[Wanted]) -> Iterator[Wanted]:
     yield from (want.embedding, want.norm, want.head)
     for layer in want.layers:
         yield from (getattr(layer, part) for part in _PARTS)

@@ -1,0 +1,57 @@
+"""The command line.
+
+Owns the table of commands. Only the module of the command that is given is imported: `pull` need not wait for a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from headrace import __version__
+from headrace.types import HeadraceError
+
+# name: the function that adds its flags (one of which, `run`, is the command itself), and what --help says of it
+COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "serve": ("serve.serve_flags", "serve a model to OpenAI clients"),
+        "generate": ("ask.generate_flags", "complete one prompt"),
+        "chat": ("ask.chat_flags", "talk to a model in the terminal"),
+        "pull": ("models.pull_flags", "fetch a model"),
+        "synth": ("models.synth_flags", "make a model of random weights, for speed runs"),
+    }
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status. Mistakes of the user end in one line on standard error."""
+    given = sys.argv[1:] if arguments is None else arguments
+    options = _parser(given).parse_args(given)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: nothing more to flush to
+        return 141
+
+
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Of all commands the names, of the one that is given the flags."""
+    parser = argparse.ArgumentParser(prog="headrace", description="An LLM inference server for CPUs.")
+    parser.add_argument("--version", action="version", version=f"headrace {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (place, summary) in COMMANDS.items():
+        command = commands.add_parser(name, help=summary)
+        if name in given:
+            module, _, function = place.partition(".")
+            getattr(importlib.import_module(f"{__name__}.{module}"), function)(command)
+    return parser
