@@ -48,7 +48,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/clang-format -i $(SOURCES)
 
 bench: build
-	$(BIN)/python -m bench.offline --model $(MODEL)
+	$(BIN)/headrace bench offline --model $(MODEL) --batch 1 4 16
 
 clean:
 	rm -rf $(VENV) build

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "bandwidth.h"
 #include "program.h"
 #include "threads.h"
 #include "weight.h"
@@ -163,6 +164,21 @@ nb::tuple run(Program& program, const RaggedArrays& arrays, const nb::tuple& sam
     return results.to_tuple();
 }
 
+std::vector<double> measure_read_bandwidth(ThreadPool& pool, std::int64_t num_bytes, int num_passes) {
+    check_count("num_bytes", num_bytes, 1, std::int64_t(1) << 40);
+    check_count("num_passes", num_passes, 1, 1 << 16);
+    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    nb::gil_scoped_release release;
+    return read_bandwidth(pool, std::size_t(num_bytes), num_passes);
+}
+
+nb::object profile(const Program& program) {
+    const std::optional<Profile> it = program.profile();
+    if (!it) return nb::none();
+    static_assert(std::variant_size_v<Phase> == 4);
+    return nb::make_tuple(it->total, it->phases[0], it->phases[1], it->phases[2], it->phases[3]);
+}
+
 void bind_memory(nb::module_& module) {
     nb::class_<ThreadPool>(module, "ThreadPool")
         .def(nb::new_(&make_pool), "num_threads"_a)
@@ -226,6 +242,8 @@ void bind_program(nb::module_& module) {
         .def_prop_ro("scratch_nbytes", &Program::scratch_nbytes)
         .def_prop_ro("max_tiles", &Program::max_tiles)
         .def("allocate", &Program::allocate)
+        .def("start_profile", &Program::start_profile)
+        .def_prop_ro("profile", &profile)
         .def(
             "run",
             [](Program& it, nb::object tokens, nb::object token_offsets, nb::object starts, nb::object row_tokens,
@@ -246,6 +264,7 @@ NB_MODULE(_core, module) {
     module.attr("MAX_TILES") = ThreadPool::kMaxTiles;
     module.attr("MAX_TOP") = kMaxTop;
     module.def("available_isas", &available_isas);
+    module.def("read_bandwidth", &measure_read_bandwidth, "pool"_a, "num_bytes"_a, "num_passes"_a);
     bind_memory(module);
     bind_program(module);
     bind_kernels(module);

@@ -254,7 +254,17 @@ void Program::bind(const Batch& batch, const RowResults& results) {
     plan_attention(replay_, num_kv_heads_);
 }
 
+// What passed since the last phase was opened belongs to that phase: all its tiles are done.
+void Program::lap() {
+    const Clock::time_point now = Clock::now();
+    if (replay_.round >= 0) {
+        profile_->phases[phases_[next_phase_].index()] += std::chrono::duration<double>(now - lap_).count();
+    }
+    lap_ = now;
+}
+
 int Program::open() {
+    if (profile_) lap();
     while (next_phase_ < phases_.size()) {
         const Phase& phase = phases_[next_phase_];
         const int rounds = std::visit([&](const auto& it) { return it.rounds(replay_); }, phase);
@@ -267,6 +277,7 @@ int Program::open() {
 
 void Program::run(const Batch& batch, const RowResults& results) {
     std::lock_guard one_run(run_mutex_);
+    const Clock::time_point began = profile_ ? Clock::now() : Clock::time_point();
     bind(batch, results);
     pool_->run({this, [](void* self) { return static_cast<Program*>(self)->open(); },
                 [](void* self, int tile, int thread) {
@@ -274,6 +285,7 @@ void Program::run(const Batch& batch, const RowResults& results) {
                     std::visit([&](const auto& phase) { phase.run(it.replay_, tile, thread); },
                                it.phases_[it.next_phase_]);
                 }});
+    if (profile_) profile_->total += std::chrono::duration<double>(Clock::now() - began).count();
 }
 
 }  // namespace headrace

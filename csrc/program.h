@@ -5,8 +5,12 @@
 // barrier. Whoever lays out the arena must give no buffer's floats to another before the phase that last reads it ends.
 #pragma once
 
+#include <array>
+#include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <variant>
 #include <vector>
 
 #include "batch.h"
@@ -15,6 +19,12 @@
 #include "threads.h"
 
 namespace headrace {
+
+// Seconds that runs have taken since profiling began, all rounds of all phases of a kind together.
+struct Profile {
+    std::array<double, std::variant_size_v<Phase>> phases = {};  // in the order of Phase's alternatives
+    double total = 0;                                            // what is before and after the phases included
+};
 
 class Program {
 public:
@@ -55,7 +65,12 @@ public:
     // `batch` has passed find_problem(). Blocks until done; one run at a time.
     void run(const Batch& batch, const RowResults& results);
 
+    // Starts at zero. Costs a reading of the clock per phase; nothing until it is asked for.
+    void start_profile() { profile_.emplace(); }
+    std::optional<Profile> profile() const { return profile_; }
+
 private:
+    using Clock = std::chrono::steady_clock;
     struct Sizes {
         std::size_t acts[kNumActs], rotary, split_states, split_acc, thread_states, thread_acc, logits, sample;
     };
@@ -74,6 +89,7 @@ private:
     int head_rows() const;
     void bind(const Batch& batch, const RowResults& results);
     int open();
+    void lap();
 
     std::shared_ptr<ThreadPool> pool_;
     Bounds bounds_;
@@ -89,6 +105,8 @@ private:
     bool has_head_ = false;
     Memory arena_, scratch_;
     std::size_t next_phase_ = 0;
+    std::optional<Profile> profile_;
+    Clock::time_point lap_ = {};  // when the present phase was opened, while profiling
     std::mutex run_mutex_;
 };
 

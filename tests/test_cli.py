@@ -260,3 +260,25 @@ def test_synth_writes_a_model_and_prints_its_path(tmp_path: Path, capsys: pytest
     printed = capsys.readouterr()
     assert printed.out == f"{path}\n" and "MB in" in printed.err
     assert open_model(path).spec.num_layers == 1
+
+
+def test_bench_prints_a_table_and_a_last_line_of_json(tiny_gguf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--batch", "1", "2", "--prompt-tokens", "8", "--output-tokens", "4", "--repeats", "1")
+    assert run("bench", "offline", "--model", str(tiny_gguf), *load) == 0
+    _, head, one, two, last = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["batch", "prompt", "threads"]
+    assert one.split()[:3] == ["1", "8", "1"] and two.split()[:3] == ["2", "8", "1"]
+    document = json.loads(last)
+    assert [row["batch"] for row in document["rows"]] == [1, 2]
+    assert run("bench", "offline", "--model", str(tiny_gguf), *load[:2], *load[3:]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]).keys() >= {
+        "prefill_tokens_per_s",
+        "decode_tokens_per_s",
+        "decode_step_ms",
+        "decode_bytes_per_s",
+        "prefill_flops_per_s",
+        "roof_share_decode",
+        "host_share",
+        "start_s",
+        "rss_bytes",
+    }

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": {"ops", "types", "model", "backend", "_core"},
     "engine": {"types", "tensor", "ops", "sched", "model", "backend", "text", "run", "_core"},
     "server": {"types", "text", "model.files", "engine"},
-    "cli": {"__version__", "types", "text", "model", "engine", "server"},
+    "bench": {"types", "tensor", "sched", "model", "backend", "engine", "_core"},
+    "cli": {"__version__", "types", "text", "model", "engine", "server", "bench"},
     "__init__": {"types", "engine"},
     "__main__": {"cli"},
 }

@@ -29,6 +29,9 @@ class ThreadPool:
     def num_threads(self) -> int: ...
     def close(self) -> None: ...
 
+def read_bandwidth(pool: ThreadPool, num_bytes: int, num_passes: int) -> list[float]:
+    """Bytes per second that the pool's threads read, of each pass over memory of its own."""
+
 class Weight:
     """A matrix packed for the kernels. Knows its size at once, takes memory in pack()."""
 
@@ -82,6 +85,10 @@ class Program:
     def arena_nbytes(self) -> int: ...
     @property
     def scratch_nbytes(self) -> int: ...
+    def start_profile(self) -> None: ...  # from zero
+    @property
+    def profile(self) -> tuple[float, float, float, float, float] | None:
+        """Seconds of all runs since start_profile(): whole runs; phases of rows, linears, attention, head."""
     @property
     def max_tiles(self) -> int: ...  # of a phase of any step; allocate() refuses more than MAX_TILES
     def allocate(self) -> None: ...

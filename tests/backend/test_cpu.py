@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace import _core
-from headrace.backend.cpu import CpuBackend, StepBounds
+from headrace.backend.cpu import CpuBackend, Profile, StepBounds
 from headrace.backend.reference import ReferenceBackend
 from headrace.ops import RowResults
 from headrace.run.sampler import sample_rows
@@ -270,3 +270,30 @@ def test_a_step_that_is_cut_into_more_parts_than_the_pool_counts_is_refused(two_
     with pytest.raises(CapacityError, match="at most 1,047,551 are allowed: lower --max-step-tokens"):
         CpuBackend(TinySpec().forward(), TinySpec().weights(), bounds, pool=two_threads)
     assert CpuBackend(TinySpec().forward(), TinySpec().weights(), BOUNDS, pool=two_threads).memory.arena > 0
+
+
+# What the core tells of itself ------------------------------------------------------------------------------------
+
+
+def test_a_profile_has_the_time_of_every_kind_of_phase_and_no_more_than_the_whole(
+    two_threads: _core.ThreadPool,
+) -> None:
+    backend, batch = loaded(SPECS["plain"], two_threads), batch_of(two_sequences(SPECS["plain"]))
+    backend.run(batch)
+    assert backend.profile == Profile(0.0)
+    backend.start_profile()
+    backend.run(batch)
+    once = backend.profile
+    parts = (once.rows, once.linear, once.attention, once.head)
+    assert all(part > 0 for part in parts) and sum(parts) <= once.total
+    backend.run(batch)
+    again = backend.profile.since(once)
+    assert 0 < again.total < backend.profile.total
+
+
+def test_reading_memory_takes_time_and_only_counts_that_make_sense_are_allowed(two_threads: _core.ThreadPool) -> None:
+    speeds = _core.read_bandwidth(two_threads, 1 << 22, 3)
+    assert len(speeds) == 3 and all(1e7 < speed < 1e13 for speed in speeds)
+    for num_bytes, num_passes in ((0, 1), (-1, 1), (1, 0), (1 << 50, 1)):
+        with pytest.raises(ValueError, match="it must be 1 to"):
+            _core.read_bandwidth(two_threads, num_bytes, num_passes)

@@ -44,6 +44,20 @@ class MemoryNeed:
     kv_block: int
 
 
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Seconds that the core took for all steps since profiling began, and what each kind of phase had of them."""
+
+    total: float
+    rows: float = 0.0
+    linear: float = 0.0
+    attention: float = 0.0
+    head: float = 0.0  # sampling included
+
+    def since(self, earlier: Profile) -> Profile:
+        return Profile(*(getattr(self, kind.name) - getattr(earlier, kind.name) for kind in fields(self)))
+
+
 class CpuBackend:
     """A `Backend` on the machine's own cores. Constructing it records; `load` takes the memory; then it runs.
 
@@ -115,6 +129,18 @@ class CpuBackend:
             mask,
         )
         return RowResults(tokens, logprobs, top_ids, top_logprobs)
+
+    def start_profile(self) -> None:
+        self._program.start_profile()
+
+    @property
+    def profile(self) -> Profile:
+        """What start_profile() began; all zeros before."""
+        return Profile(*(self._program.profile or (0.0,)))
+
+    def read_bandwidth(self, num_bytes: int, num_passes: int) -> list[float]:
+        """Bytes per second that the threads of this backend read from memory, of each pass."""
+        return _core.read_bandwidth(self._pool, num_bytes, num_passes)
 
     def close(self) -> None:
         """End background work. The pool is its owner's to close."""

@@ -15,6 +15,8 @@ from headrace.model import hub
 from headrace.text.chat import ChatTemplate
 from headrace.types import ModelError
 
+THREADS_HELP = "threads that compute (all that this process may use)"
+
 
 def api_key_of_environment() -> str | None:
     return os.environ.get("HEADRACE_API_KEY")
@@ -25,26 +27,34 @@ def cache_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-dir", type=Path, default=home, help="where models are kept (also: HEADRACE_HOME)")
 
 
-def engine_flags(parser: argparse.ArgumentParser) -> None:
-    default = EngineConfig()
-    add = parser.add_argument
+def model_flags(parser: argparse.ArgumentParser) -> None:
     known = ", ".join(hub.KNOWN)
-    add(
+    parser.add_argument(
         "-m",
         "--model",
         default=hub.DEFAULT_MODEL,
         help=f"{known}, hf:org/name, a GGUF file or a directory ({hub.DEFAULT_MODEL})",
     )
     cache_flag(parser)
+
+
+def isa_flag(parser: argparse.ArgumentParser) -> None:
+    isa_help = "instruction set: avx512, avx2 or scalar; also HEADRACE_ISA (the best there is)"
+    parser.add_argument("--isa", default=os.environ.get("HEADRACE_ISA") or None, help=isa_help)
+
+
+def engine_flags(parser: argparse.ArgumentParser) -> None:
+    default = EngineConfig()
+    add = parser.add_argument
+    model_flags(parser)
     add("--max-len", type=int, metavar="N", help="tokens of a prompt and its answer together (the model's context)")
     add("--max-seqs", type=int, default=default.max_seqs, metavar="N", help=f"answers at once ({default.max_seqs})")
     steps = default.max_step_tokens
     add("--max-step-tokens", type=int, default=steps, metavar="N", help=f"tokens computed in one step ({steps})")
     kv_help = "size of the KV cache, as 512M or 2G (half of the free memory, at most 2G)"
     add("--max-kv-bytes", type=parse_size, metavar="SIZE", help=kv_help)
-    add("--threads", type=int, metavar="N", help="threads that compute (all that this process may use)")
-    isa_help = "instruction set: avx512, avx2 or scalar; also HEADRACE_ISA (the best there is)"
-    add("--isa", default=os.environ.get("HEADRACE_ISA") or None, help=isa_help)
+    add("--threads", type=int, metavar="N", help=THREADS_HELP)
+    isa_flag(parser)
     add("--exact", action="store_true", help="compute in f32 throughout: slow, to compare with other implementations")
     backends = [kind.value for kind in BackendKind]
     add("--backend", choices=backends, default=default.backend.value, help="reference is numpy: the oracle, slow (cpu)")

@@ -17,6 +17,7 @@ from headrace.engine.device import DEVICES
 from headrace.engine.engine import Engine, monotonic_us
 from headrace.engine.memory import Ledger
 from headrace.model import ModelFiles, open_model
+from headrace.ops import Backend
 from headrace.run.executor import LocalExecutor
 from headrace.sched import FCFS, Priority, Scheduler, Static
 from headrace.text.chat import ChatTemplate
@@ -49,6 +50,7 @@ class Loaded:
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     engine: Engine
+    backend: Backend
     limits: Limits
     ledger: Ledger
     device: str  # which kernels, how many threads
@@ -95,6 +97,7 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
         tokenizer=tokenizer,
         chat_template=template,
         engine=engine,
+        backend=device.backend,
         limits=limits,
         ledger=device.ledger,
         device=device.name,
