@@ -3,6 +3,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace headrace {
@@ -13,6 +15,9 @@ extern const Kernels kernels_avx2;
 #endif
 #if defined(HEADRACE_HAS_AVX512)
 extern const Kernels kernels_avx512;
+#endif
+#if defined(HEADRACE_HAS_NEON)
+extern const Kernels kernels_neon;
 #endif
 
 namespace {
@@ -59,6 +64,11 @@ bool runs_avx512() {
            has_vnni && has_bf16;
 }
 
+#elif defined(__aarch64__)
+
+// NEON itself is part of AArch64, the dot products are not.
+bool runs_neon() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+
 #endif
 
 }  // namespace
@@ -80,7 +90,11 @@ const Kernels* kernels_for(Isa isa) {
             return nullptr;
 #endif
         case Isa::neon:
+#if defined(HEADRACE_HAS_NEON)
+            return runs_neon() ? &kernels_neon : nullptr;
+#else
             return nullptr;
+#endif
     }
     return nullptr;
 }
