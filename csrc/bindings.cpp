@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,15 @@ void pack(Weight& weight, ThreadPool& pool, nb::handle data) {
     if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
     nb::gil_scoped_release release;
     weight.pack(pool, reinterpret_cast<const std::byte*>(source.data()));
+}
+
+void place_together(const WeightRefs& weights) {
+    std::set<const Weight*> seen;
+    for (const auto& weight : weights) {
+        if (weight->has_place()) raise_if("a weight has its memory already");
+        if (!seen.insert(weight.get()).second) raise_if("a weight is named twice");
+    }
+    Weight::place_together(weights);
 }
 
 nb::object to_f32(const Weight& weight) {
@@ -191,6 +201,7 @@ void bind_memory(nb::module_& module) {
         .def_prop_ro("columns", [](const Weight& it) { return it.matrix().cols; })
         .def("pack", &pack, "pool"_a, "data"_a)
         .def("to_f32", &to_f32);
+    module.def("place_together", &place_together, "weights"_a);
     nb::class_<KvCache>(module, "KvCache")
         .def(nb::new_(&make_kv), "dtype"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a)
         .def_prop_ro("block_nbytes", &KvCache::block_nbytes)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <new>
 #include <utility>
 
@@ -14,20 +15,23 @@ public:
     Memory() = default;
     explicit Memory(std::size_t bytes) : bytes_(bytes) {
         if (bytes == 0) return;
-        void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (start == MAP_FAILED) throw std::bad_alloc();
-        start_ = static_cast<std::byte*>(start);
-        madvise(start, bytes, MADV_HUGEPAGE);  // fewer TLB misses; advice only, so a refusal does no harm
+        const std::size_t slack = bytes < kHugePage ? 0 : kHugePage;
+        void* map =
+            mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (map == MAP_FAILED) throw std::bad_alloc();
+        map_ = static_cast<std::byte*>(map);
+        map_bytes_ = bytes + slack;
+        // A huge page is only given where all of it lies inside the mapping.
+        start_ = map_ + (slack == 0 ? 0 : -reinterpret_cast<std::uintptr_t>(map_) % kHugePage);
+        madvise(start_, bytes, MADV_HUGEPAGE);  // fewer TLB misses; advice only, so a refusal does no harm
     }
-    Memory(Memory&& other) noexcept
-        : start_(std::exchange(other.start_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    Memory(Memory&& other) noexcept { swap(other); }
     Memory& operator=(Memory&& other) noexcept {
-        std::swap(start_, other.start_);
-        std::swap(bytes_, other.bytes_);
+        swap(other);
         return *this;
     }
     ~Memory() {
-        if (start_ != nullptr) munmap(start_, bytes_);
+        if (map_ != nullptr) munmap(map_, map_bytes_);
     }
 
     std::byte* data() const { return start_; }
@@ -36,6 +40,17 @@ public:
     explicit operator bool() const { return start_ != nullptr; }
 
 private:
+    static constexpr std::size_t kHugePage = 2u << 20;
+
+    void swap(Memory& other) {
+        std::swap(map_, other.map_);
+        std::swap(map_bytes_, other.map_bytes_);
+        std::swap(start_, other.start_);
+        std::swap(bytes_, other.bytes_);
+    }
+
+    std::byte* map_ = nullptr;
+    std::size_t map_bytes_ = 0;
     std::byte* start_ = nullptr;
     std::size_t bytes_ = 0;
 };

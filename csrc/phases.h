@@ -171,9 +171,12 @@ struct Linear {
         std::shared_ptr<const Weight> weight;
         Buffer out;
     };
+    Linear(RowKind kind, std::vector<Product> products, std::optional<Buffer> add, int num_threads);
+
     RowKind kind;
     std::vector<Product> products;
     std::optional<Buffer> add;  // joins the first product's sum
+    std::vector<int> cuts;      // the weights' tiles, one weight's after the other's, in ranges to be claimed
 
     std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay&) const { return 1; }
@@ -198,8 +201,11 @@ struct Attention {
 // 8-bit inputs come in two terms: nothing after the head evens out what rounding does to a logit, and only rows that
 // have logits pay for it.
 struct Head {
+    Head(std::shared_ptr<const Weight> weight, std::optional<int> rest_row, int num_threads);
+
     std::shared_ptr<const Weight> weight;
     std::optional<int> rest_row;
+    std::vector<int> cuts;
 
     std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay& replay) const;

@@ -74,12 +74,13 @@ void Program::linear(const std::vector<std::size_t>& outs, std::size_t x, const 
                      std::optional<std::size_t> add, RowKind kind) {
     require(!weights.empty() && outs.size() == weights.size(), "a linear needs one output per weight");
     quantize(buffer(x, weights[0]->matrix().cols, kind), weights, kind, std::nullopt);
-    Linear linear{kind, {}, std::nullopt};
+    std::vector<Linear::Product> products;
     for (std::size_t i = 0; i < weights.size(); ++i) {
-        linear.products.push_back({weights[i], buffer(outs[i], weights[i]->matrix().rows, kind)});
+        products.push_back({weights[i], buffer(outs[i], weights[i]->matrix().rows, kind)});
     }
-    if (add) linear.add = buffer(*add, weights[0]->matrix().rows, kind);
-    append_phase(std::move(linear));
+    std::optional<Buffer> addend;
+    if (add) addend = buffer(*add, weights[0]->matrix().rows, kind);
+    append_phase(Linear(kind, std::move(products), std::move(addend), pool_->num_threads()));
 }
 
 void Program::rotate(std::size_t out, std::size_t x, int width, int head_dim, const std::vector<double>& frequencies,
@@ -141,7 +142,7 @@ void Program::head(std::size_t x, WeightRef weight) {
     std::optional<int> rest_row;
     if (traits(w.format).act == Act::q8) rest_row = bounds_.max_rows;
     quantize(buffer(x, w.cols, RowKind::logits), {weight}, RowKind::logits, rest_row);
-    append_phase(Head{std::move(weight), rest_row});
+    append_phase(Head(std::move(weight), rest_row, pool_->num_threads()));
     has_head_ = true;
 }
 

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "kernels.h"
 #include "memory.h"
@@ -18,22 +21,40 @@ public:
     const Matrix& matrix() const { return shape_; }
     std::size_t nbytes() const { return shape_.bytes(); }
     bool is_packed() const { return shape_.tiles != nullptr; }
+    bool has_place() const { return place_ != nullptr; }
 
-    // Takes the memory and fills it from the rows as they lie in model files.
+    // Fills its memory (taken now, if it has no place yet) from the rows as they lie in model files.
     void pack(ThreadPool& pool, const std::byte* source) {
-        memory_ = Memory(nbytes());
+        if (place_ == nullptr) place(std::make_shared<Memory>(nbytes()), 0);
         parallel_for(pool, shape_.num_tiles(), [&](int tile, int) {
-            kernels_->pack_tile(shape_, tile, source, memory_.data() + tile * shape_.tile_bytes());
+            kernels_->pack_tile(shape_, tile, source, place_ + tile * shape_.tile_bytes());
         });
-        shape_.tiles = memory_.data();
+        shape_.tiles = place_;
+    }
+
+    // One block of memory for all, in their order: the matrices of a small model are smaller than the huge pages that
+    // spare a step its TLB misses.
+    static void place_together(const std::vector<std::shared_ptr<Weight>>& weights) {
+        const auto aligned = [](std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; };
+        std::size_t bytes = 0;
+        for (const auto& weight : weights) bytes += aligned(weight->nbytes());
+        const auto block = std::make_shared<Memory>(bytes);
+        std::size_t at = 0;
+        for (const auto& weight : weights) weight->place(block, std::exchange(at, at + aligned(weight->nbytes())));
     }
 
     void unpack_row(int row, float* out) const { kernels_->unpack_row(shape_, row, out); }
 
 private:
+    void place(std::shared_ptr<Memory> block, std::size_t offset) {
+        block_ = std::move(block);
+        place_ = block_->data() + offset;
+    }
+
     const Kernels* kernels_;
     Matrix shape_;
-    Memory memory_;
+    std::shared_ptr<Memory> block_;
+    std::byte* place_ = nullptr;
 };
 
 // The keys and values of a group of layers: [layer][block], so that a sequence's blocks of one layer, taken from the

@@ -33,7 +33,7 @@ def read_bandwidth(pool: ThreadPool, num_bytes: int, num_passes: int) -> list[fl
     """Bytes per second that the pool's threads read, of each pass over memory of its own."""
 
 class Weight:
-    """A matrix packed for the kernels. Knows its size at once, takes memory in pack()."""
+    """A matrix packed for the kernels. Knows its size at once, takes memory in place_together() or else in pack()."""
 
     def __init__(self, isa: str, format: str, rows: int, columns: int) -> None: ...
     @property
@@ -44,6 +44,9 @@ class Weight:
     def columns(self) -> int: ...
     def pack(self, pool: ThreadPool, data: U8) -> None: ...
     def to_f32(self) -> F32: ...
+
+def place_together(weights: Sequence[Weight]) -> None:
+    """Take one block of memory for several weights, which lie in it in their order; pack() then fills it."""
 
 class KvCache:
     """The bytes of one KV group. `dtype` is "bf16" or "f32". Takes address space in allocate(), pages when touched."""

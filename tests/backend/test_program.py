@@ -207,6 +207,26 @@ def test_a_weight_takes_exactly_its_bytes_once() -> None:
         it.pack(pool, np.zeros(256, np.uint8))
 
 
+def test_weights_that_lie_together_hold_their_own_values() -> None:
+    pool, shapes = _core.ThreadPool(2), [(20, 32), (1, 40), (33, 7)]
+    weights = [weight(*shape) for shape in shapes]
+    values = [np.full(shape, i + 1, np.float32) for i, shape in enumerate(shapes)]
+    _core.place_together(weights)
+    for it, data in reversed(list(zip(weights, values, strict=True))):
+        it.pack(pool, data.reshape(-1).view(np.uint8))
+    for it, data in zip(weights, values, strict=True):
+        np.testing.assert_array_equal(it.to_f32(), data)
+
+
+def test_a_weight_has_one_place() -> None:
+    it = weight()
+    with pytest.raises(ValueError, match="named twice"):
+        _core.place_together([it, it])
+    _core.place_together([it])
+    with pytest.raises(ValueError, match="its memory already"):
+        _core.place_together([it])
+
+
 # KV cache -------------------------------------------------------------------------------------------------------
 
 

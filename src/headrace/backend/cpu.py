@@ -112,6 +112,7 @@ class CpuBackend:
     def load(self, num_blocks: int) -> None:
         """Take the memory and pack the weights; afterwards no tensor of the model's files is referred to."""
         self._program.allocate()
+        _core.place_together([weight for weight, _ in self._unpacked])
         while self._unpacked:
             self._pack(*self._unpacked.pop())
         self._store.allocate(num_blocks)  # last: its pages are touched in the background from now on
