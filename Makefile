@@ -10,7 +10,7 @@ MAKEFLAGS += --no-print-directory
 MODEL ?= smollm2-135m
 PORT ?= 8000
 VECTORS := tests/golden/conformance.txt
-SANITIZE := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITIZE := -O1 -g -fno-sanitize-recover=all
 CROSS := aarch64-linux-gnu-g++
 EMULATOR := qemu-aarch64-static
 
@@ -42,6 +42,7 @@ test: lint test-native
 	  --cov=src/headrace/sched --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
 	$(BIN)/python -m pytest
 
+comma := ,
 # The conformance program, built in build/$(1) with the arguments $(2): csrc without Python.
 build_conformance = $(BIN)/cmake -S . -B build/$(1) -DHEADRACE_EXTENSION=OFF $(2) >/dev/null && \
   $(BIN)/cmake --build build/$(1) --target conformance --parallel $$(nproc)
@@ -51,8 +52,11 @@ test-native: $(VENV)/dev.stamp
 	build/native/conformance $(VECTORS)
 
 test-sanitized: $(VENV)/dev.stamp
-	$(call build_conformance,sanitized,-DCMAKE_BUILD_TYPE=Sanitized -DCMAKE_CXX_FLAGS="$(SANITIZE)")
+	$(call build_conformance,sanitized,-DCMAKE_BUILD_TYPE=Sanitized \
+	  -DCMAKE_CXX_FLAGS="$(SANITIZE) -fsanitize=address$(comma)undefined")
 	build/sanitized/conformance $(VECTORS)
+	$(call build_conformance,threads,-DCMAKE_BUILD_TYPE=Sanitized -DCMAKE_CXX_FLAGS="$(SANITIZE) -fsanitize=thread")
+	build/threads/conformance $(VECTORS)
 
 test-neon: $(VENV)/dev.stamp
 	@command -v $(CROSS) $(EMULATOR) >/dev/null || { \

@@ -16,10 +16,7 @@ public:
     explicit Memory(std::size_t bytes) : bytes_(bytes) {
         if (bytes == 0) return;
         const std::size_t slack = bytes < kHugePage ? 0 : kHugePage;
-        void* map =
-            mmap(nullptr, bytes + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (map == MAP_FAILED) throw std::bad_alloc();
-        map_ = static_cast<std::byte*>(map);
+        map_ = map(bytes + slack);
         map_bytes_ = bytes + slack;
         // A huge page is only given where all of it lies inside the mapping.
         start_ = map_ + (slack == 0 ? 0 : -reinterpret_cast<std::uintptr_t>(map_) % kHugePage);
@@ -31,7 +28,7 @@ public:
         return *this;
     }
     ~Memory() {
-        if (map_ != nullptr) munmap(map_, map_bytes_);
+        if (map_ != nullptr) unmap(map_, map_bytes_);
     }
 
     std::byte* data() const { return start_; }
@@ -41,6 +38,20 @@ public:
 
 private:
     static constexpr std::size_t kHugePage = 2u << 20;
+
+#if defined(__SANITIZE_ADDRESS__)  // it sees the borders of its own allocator's memory alone
+    static constexpr std::align_val_t kPage{4096};
+
+    static std::byte* map(std::size_t bytes) { return new (kPage) std::byte[bytes](); }
+    static void unmap(std::byte* map, std::size_t) { ::operator delete[](map, kPage); }
+#else
+    static std::byte* map(std::size_t bytes) {
+        void* map = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (map == MAP_FAILED) throw std::bad_alloc();
+        return static_cast<std::byte*>(map);
+    }
+    static void unmap(std::byte* map, std::size_t bytes) { munmap(map, bytes); }
+#endif
 
     void swap(Memory& other) {
         std::swap(map_, other.map_);

@@ -18,7 +18,7 @@ struct mask16 {  // all ones where true
 };
 
 template <class Result, class F>
-inline Result each(F&& f) {  // of the four registers
+[[gnu::always_inline]] inline Result each(F&& f) {  // of the four registers
     return {{f(0), f(1), f(2), f(3)}};
 }
 
