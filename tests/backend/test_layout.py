@@ -40,6 +40,13 @@ def test_both_residuals_of_a_layer_are_fused_into_their_linears() -> None:
     assert sum(isinstance(operation, Linear) and operation.addend is not None for operation in fused) == 6
 
 
+def test_after_the_last_keys_and_values_only_rows_with_logits_are_computed() -> None:
+    operations = recorded(TinySpec(num_layers=3))
+    last = max(i for i, operation in enumerate(operations) if isinstance(operation, Attention))
+    assert {value.kind for operation in operations[last + 1 :] for value in operation.writes} == {RowKind.LOGITS}
+    assert {value.kind for operation in operations[: last + 1] for value in operation.writes} == {RowKind.TOKENS}
+
+
 def test_a_product_that_is_used_again_is_not_fused_away() -> None:
     ops = Recorder()
     x = ops.embed(SQUARE)

@@ -47,7 +47,10 @@ def forward(ops: Ops[V, W], spec: ModelSpec, weights: LlamaWeights[W]) -> None:
         h = ops.rms_norm(x, layer.attention_norm, spec.norm_eps)
         q, k, v = ops.linear(h, (layer.q, layer.k, layer.v))
         q, k = ops.rotate(q, k, rotary, shape)
-        (attended,) = ops.linear(ops.attention(q, k, v, shape), (layer.o,))
+        attended = ops.attention(q, k, v, shape)
+        if layer is weights.layers[-1]:  # the last keys and values are written: from here on only logits are wanted
+            x, attended = ops.select_rows(x), ops.select_rows(attended)
+        (attended,) = ops.linear(attended, (layer.o,))
         x = ops.add(x, attended)
 
         h = ops.rms_norm(x, layer.mlp_norm, spec.norm_eps)
@@ -55,5 +58,4 @@ def forward(ops: Ops[V, W], spec: ModelSpec, weights: LlamaWeights[W]) -> None:
         (mlp,) = ops.linear(ops.silu_mul(gate, up), (layer.down,))
         x = ops.add(x, mlp)
 
-    x = ops.rms_norm(ops.select_rows(x), weights.norm, spec.norm_eps)
-    ops.head(x, weights.head)
+    ops.head(ops.rms_norm(x, weights.norm, spec.norm_eps), weights.head)
