@@ -82,7 +82,7 @@ format: $(VENV)/dev.stamp
 	$(BIN)/clang-format -i $(SOURCES)
 
 bench: build
-	$(BIN)/headrace bench offline --model $(MODEL) --batch 1 4 16
+	$(BIN)/python -m bench --model $(MODEL) $(if $(PEERS),--peers $(PEERS)) $(BENCH)
 
 clean:
 	rm -rf $(VENV) build

@@ -11,6 +11,7 @@ import headrace
 
 PACKAGE = Path(headrace.__file__).parent
 NATIVE = PACKAGE.parent.parent / "csrc"
+BENCH = PACKAGE.parent.parent / "bench"
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -18,7 +19,7 @@ MAX_PARAMETERS = 7  # self included
 
 
 def python_files() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+    return sorted([*PACKAGE.rglob("*.py"), *BENCH.glob("*.py")])
 
 
 def native_files() -> list[Path]:

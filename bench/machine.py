@@ -1,0 +1,60 @@
+"""What the machine gives in this minute: its read bandwidth, and what a process takes of its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from headrace import _core
+
+PROC = Path("/proc")
+ROOF_BYTES, ROOF_PASSES = 1 << 29, 5  # far above any last cache; a quarter of a second here
+
+
+def read_bandwidth(num_threads: int) -> float:
+    """Bytes per second that `num_threads` read from memory just now: the roof of decoding."""
+    pool = _core.ThreadPool(num_threads)
+    try:
+        return statistics.median(_core.read_bandwidth(pool, ROOF_BYTES, ROOF_PASSES))
+    finally:
+        pool.close()
+
+
+def process_tree(pid: int) -> list[int]:
+    """`pid` and all its descendants."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]  # a name may hold spaces
+                children[int(parent)].append(int(entry.name))
+    tree = [pid]
+    for member in tree:
+        tree += children[member]
+    return tree
+
+
+def resident_bytes(pid: int) -> int:
+    """Proportional set size of the process and its descendants: shared pages count once."""
+    total = 0
+    for member in process_tree(pid):
+        with contextlib.suppress(OSError):
+            for line in (PROC / str(member) / "smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
+
+
+@contextlib.contextmanager
+def alone(lock: Path | None) -> Iterator[None]:
+    """Hold the lock's file, as flock(1) does, where people share a machine and agree on one."""
+    if lock is None:
+        yield
+        return
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
