@@ -17,7 +17,8 @@ struct Shape {
     int num_kv_heads;
     int heads_per_kv;
     int head_dim;
-    int first_query;  // tokens from here on attend
+    int first_query;          // tokens from here on attend
+    bool is_damaged = false;  // NaN in the first query, infinity in a key and in a value
 
     int num_blocks() const { return (num_tokens + kBlockTokens - 1) / kBlockTokens; }
     int num_queries() const { return num_tokens - first_query; }
@@ -61,6 +62,7 @@ struct Cache {
         for (int token = 0; token < shape.num_tokens; ++token) {
             const Array<float> keys = numbers(width, 2 * token, is_magnitude.scores);
             const Array<float> values = numbers(width, 2 * token + 1, is_magnitude.values);
+            if (shape.is_damaged && token == shape.first_query + 1) keys[9] = values[2] = INFINITY;
             kernels.store_kv(layer, block_table[token / kBlockTokens], token % kBlockTokens, keys.data(),
                              values.data());
         }
@@ -91,6 +93,7 @@ Attended attend_head(const Kernels& kernels, const Shape& shape, int kv_head, Ma
     const Cache cache(kernels, shape, is_magnitude);
     const std::size_t query_stride = std::size_t(shape.num_kv_heads) * shape.heads_per_kv * shape.head_dim;
     const Array<float> queries = numbers(shape.num_queries() * query_stride, shape.head_dim, is_magnitude.scores);
+    if (shape.is_damaged) queries[5] = NAN;
     Attended it(shape);
     const std::size_t num_rows = shape.num_rows(), head_dim = shape.head_dim;
     for (int segment = 0; segment < shape.num_segments(); ++segment) {
@@ -169,6 +172,8 @@ void add_attention_cases(std::vector<Case>& cases) {
             cases.push_back(std::move(added));
         }
     }
+    const Shape damaged{KvType::f32, 40, 1, 3, 16, 30, true};
+    cases.push_back({"attend/damaged", [damaged](const Kernels& kernels) { return attend(kernels, damaged); }});
 }
 
 }  // namespace headrace::conformance

@@ -57,6 +57,7 @@ public:
           cache_(std::make_shared<KvCache>(model.kv, kLayers, kKvHeads, kHeadDim)),
           program_(pool_, kernels, {kMaxTokens, kMaxRows, kMaxSeqs, kMaxLen}) {
         record();
+        pack();
         program_.allocate();
         cache_->allocate(2 * ((kMaxLen + kBlockTokens - 1) / kBlockTokens));
     }
@@ -65,10 +66,17 @@ public:
 
 private:
     Program::WeightRef weight(int rows, int cols) {
-        auto weight = std::make_shared<Weight>(kernels_, model_.format, rows, cols);
-        const Array<std::byte> source = file_weight(model_.format, rows, cols, ++num_weights_);
-        weight->pack(*pool_, source.data());
-        return weight;
+        weights_.push_back(std::make_shared<Weight>(kernels_, model_.format, rows, cols));
+        return weights_.back();
+    }
+
+    void pack() {
+        Weight::place_together(weights_);
+        for (std::size_t i = 0; i < weights_.size(); ++i) {
+            const Matrix& it = weights_[i]->matrix();
+            const Array<std::byte> source = file_weight(it.format, it.rows, it.cols, i + 1);
+            weights_[i]->pack(*pool_, source.data());
+        }
     }
 
     void record() {
@@ -114,7 +122,7 @@ private:
     std::shared_ptr<ThreadPool> pool_;
     std::shared_ptr<KvCache> cache_;
     Program program_;
-    int num_weights_ = 0;
+    std::vector<std::shared_ptr<Weight>> weights_;
 };
 
 // What a step feeds of a sequence: `count` tokens, of which the last `num_rows` get logits.

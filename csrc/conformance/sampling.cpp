@@ -37,7 +37,7 @@ void make_ties(Array<float>& logits) {
 }
 
 void damage(Array<float>& logits) {
-    const float awkward[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, INFINITY, -0.0f};
+    const float awkward[] = {NAN, INFINITY, -INFINITY, FLT_MAX, -FLT_MAX, NAN, -0.0f, INFINITY};
     std::copy(std::begin(awkward), std::end(awkward), logits.begin() + 20);
 }
 
