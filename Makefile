@@ -83,6 +83,7 @@ format: $(VENV)/dev.stamp
 
 bench: build
 	$(BIN)/python -m bench --model $(MODEL) $(if $(PEERS),--peers $(PEERS)) $(BENCH)
+	$(if $(BENCH),,$(BIN)/python -m bench.growth --model $(MODEL) $(if $(PEERS),--peers $(PEERS)))
 
 clean:
 	rm -rf $(VENV) build

@@ -5,29 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bench.client import LoadError
 from bench.engines import Engine
 from bench.goals import Offline
 
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
 
 
 def run_offline(engine: Engine, run: Offline, threads: int, repeats: int) -> Mapping[str, float]:
-    """The figures of its last line."""
-    command = [
-        *(sys.executable, "-m", "headrace", "bench", "offline", "--model", engine.path, "--threads", str(threads)),
-        *("--repeats", str(repeats), *run.arguments, *(("--isa", engine.isa) if engine.isa else ())),
-    ]
+    """The figures of one row, and two that follow from them."""
+    (row,) = offline_rows(engine, [*run.arguments, "--threads", str(threads), "--repeats", str(repeats)])
+    return with_derived(run, row)
+
+
+def offline_rows(engine: Engine, flags: Sequence[str]) -> list[dict[str, float]]:
+    """A row for each combination of the flags' values, read from its last line."""
+    held = ("--isa", engine.isa) if engine.isa else ()
+    command = [sys.executable, "-m", "headrace", "bench", "offline", "--model", engine.path, *held, *flags]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
-        figures = json.loads(done.stdout.splitlines()[-1])
+        document = json.loads(done.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
         raise LoadError(f"{' '.join(command)}: {error.stderr.strip()[-300:]}") from error
     except (subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise LoadError(f"{' '.join(command)}: {error}") from error
-    return with_derived(run, flat(figures))
+    return [flat(row) for row in document.get("rows", [document])]
 
 
 def flat(figures: Mapping[str, object]) -> dict[str, float]:

@@ -50,6 +50,14 @@ def test_a_prompts_operations_are_those_of_its_matrices_and_of_causal_attention(
     assert Work.of(loaded).prefill_flops(5) == 2 * (5 * layers + head[0] * head[1]) + attention
 
 
+def test_a_decode_steps_operations_have_the_head_for_every_token(loaded: Loaded) -> None:
+    work, spec = Work.of(loaded), loaded.files.spec
+    one_token = work.prefill_flops(1)
+    assert work.decode_flops(1, 1) == one_token
+    assert work.decode_flops(3, 3) == 3 * one_token
+    assert work.decode_flops(1, 8) - one_token == 7 * 4 * spec.head_dim * spec.num_layers * spec.num_heads
+
+
 def test_keys_and_values_count_as_they_are_stored(loaded: Loaded) -> None:
     spec = loaded.files.spec
     bf16 = 2

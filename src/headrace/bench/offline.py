@@ -59,6 +59,7 @@ class Row:
     decode_tokens_per_s: float
     decode_step_ms: float
     decode_bytes_per_s: float
+    decode_flops_per_s: float
     read_bandwidth: float
     roof_share_decode: float
     host_share: float
@@ -161,6 +162,10 @@ def _row(loaded: Loaded, wanted: Load, threads: int, repeats: Sequence[_Repeat])
         weights = len(it.decode) * work.decode_weight_bytes(wanted.batch)
         return (weights + work.kv_bytes(sum(step.num_attended for step in it.decode))) / _seconds(it)
 
+    def flops_per_s(it: _Repeat) -> float:
+        attended = sum(step.num_attended for step in it.decode)
+        return work.decode_flops(wanted.batch * len(it.decode), attended) / _seconds(it)
+
     roof = statistics.median(speed for it in repeats for speed in it.roof)
     speed = median(bytes_per_s)
     kinds = ("rows", "linear", "attention", "head")
@@ -172,6 +177,7 @@ def _row(loaded: Loaded, wanted: Load, threads: int, repeats: Sequence[_Repeat])
         decode_tokens_per_s=median(lambda it: wanted.batch * len(it.decode) / _seconds(it)),
         decode_step_ms=1e3 * median(lambda it: statistics.median(step.seconds for step in it.decode)),
         decode_bytes_per_s=speed,
+        decode_flops_per_s=median(flops_per_s),
         read_bandwidth=roof,
         roof_share_decode=speed / roof,
         host_share=median(lambda it: 1 - _core_seconds(it, "total") / _seconds(it)),

@@ -47,12 +47,19 @@ class Work:
 
     def prefill_flops(self, prompt_tokens: int) -> int:
         """Of one prompt: its tokens through the layers, one row through the head, causal attention."""
+        return self._flops(prompt_tokens, 1, pairs=prompt_tokens * (prompt_tokens + 1) // 2)
+
+    def decode_flops(self, batch: int, num_attended: int) -> int:
+        """Of steps that feed `batch` tokens in all, each through layers and head, to `num_attended` tokens in all."""
+        return self._flops(batch, batch, pairs=num_attended)
+
+    def _flops(self, num_rows: int, num_logit_rows: int, pairs: int) -> int:
         spec = self.spec
         head = spec.vocab_size * spec.hidden_size
         linear = spec.num_parameters - head * (1 if spec.is_embedding_tied else 2)
         linear -= (2 * spec.num_layers + 1) * spec.hidden_size  # the norms
-        pairs = prompt_tokens * (prompt_tokens + 1) // 2
-        return 2 * (prompt_tokens * linear + head) + 4 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
+        attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
+        return 2 * (num_rows * linear + num_logit_rows * head) + attention
 
 
 def _packed_bytes(matrix: Tensor, isa: str) -> int:

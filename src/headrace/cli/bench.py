@@ -25,8 +25,9 @@ decode_tokens_per_s    tokens per second of all sequences together, over the ste
 decode_step_ms         the median of these steps
 decode_bytes_per_s     bytes that these steps must read, per second: each matrix once (packed as it lies in memory; of
                        the embedding the rows alone), keys and values of all tokens attended to
+decode_flops_per_s     the operations of these steps, counted as for prefill, the head for every token
 read_bandwidth         bytes per second that the same threads read from memory, measured before every repeat
-roof_share_decode      the former by the latter; above 1 where weights stay in the cache
+roof_share_decode      decode_bytes_per_s by read_bandwidth; above 1 where weights stay in the cache
 host_share             the part of a decode step that is spent outside the core's native call
 attention_bytes_per_s  bytes of keys and values by the time of the attention phases
 phase_shares           the part of a decode step that each kind of phase has
