@@ -73,7 +73,7 @@ def measure(engine: Engine, number: int, session: Session) -> Iterator[Record]:
                         bandwidth = read_bandwidth(session.threads)
                         figures = process.ask(name, LOADS[name], seed=number)
                     yield record(name, asdict(figures), bandwidth)
-                    if name == names[0]:
+                    if name == names[0] and LOADS[name].clients == 1:
                         memory = resident_bytes(process.process.pid)
                         yield record(START, {"start_s": process.start_s, "resident_bytes": memory})
         except LoadError as error:

@@ -161,6 +161,8 @@ LIMITS: tuple[Limit, ...] = (
     Limit("decode's share of the roof, SmolLM2", STREAMED_IN["conc1"], "roof_share_decode", 0.9),
     Limit("decode's share of the roof, 1B", STREAMED_IN["large"], "roof_share_decode", 0.9, ours=MEDIUM_Q4),
     Limit("decode's share of the roof, 8B", STREAMED_IN["large"], "roof_share_decode", 0.9, ours=BIG_Q4),
+    Limit("matrices alone in prefill 512, Q4_1, TOP/s", Offline(), "gemm_flops_per_s", 1.3e12, unit=TERA),
+    Limit("matrices alone in prefill 512, Q8_0, TOP/s", Offline(), "gemm_flops_per_s", 1.3e12, ours=Q8, unit=TERA),
     Limit("4 tokens of one sequence, Q4_1, in steps of one", VERIFY_4, "verify_cost.4", 1.35, is_upper=True),
     Limit("8 tokens of one sequence, Q8_0, in steps of one", VERIFY_8, "verify_cost.8", 1.3, is_upper=True, ours=Q8),
     Limit("attention's share of the roof, 4,096 tokens", AT_4096, "roof_share_attention", 0.8),

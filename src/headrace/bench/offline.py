@@ -56,6 +56,7 @@ class Row:
     threads: int
     prefill_tokens_per_s: float
     prefill_flops_per_s: float
+    gemm_flops_per_s: float
     decode_tokens_per_s: float
     decode_step_ms: float
     decode_bytes_per_s: float
@@ -74,7 +75,7 @@ class Row:
 class _Repeat:
     """What one repeat gave."""
 
-    prefill_s: float
+    prefill: list[Step]
     decode: list[Step]  # the steady ones
     verify_cost: dict[str, float]
     roof: list[float]
@@ -136,7 +137,7 @@ def _repeat(loaded: Loaded, wanted: Load, verify: Sequence[int], number: int) ->
     if not decode:
         raise CapacityError(f"{wanted.batch} sequences never decoded all at once: raise --output-tokens")
     costs = {str(count): _verify_cost(loaded, wanted, count, number) for count in verify}
-    return _Repeat(sum(step.seconds for step in prefill), decode, costs, roof)
+    return _Repeat(prefill, decode, costs, roof)
 
 
 def _verify_steps(wanted: Load) -> int:
@@ -160,43 +161,49 @@ def _row(loaded: Loaded, wanted: Load, threads: int, repeats: Sequence[_Repeat])
 
     def bytes_per_s(it: _Repeat) -> float:
         weights = len(it.decode) * work.decode_weight_bytes(wanted.batch)
-        return (weights + work.kv_bytes(sum(step.num_attended for step in it.decode))) / _seconds(it)
+        return (weights + work.kv_bytes(sum(step.num_attended for step in it.decode))) / _seconds(it.decode)
 
     def flops_per_s(it: _Repeat) -> float:
         attended = sum(step.num_attended for step in it.decode)
-        return work.decode_flops(wanted.batch * len(it.decode), attended) / _seconds(it)
+        return work.decode_flops(wanted.batch * len(it.decode), attended) / _seconds(it.decode)
 
+    linear_flops = wanted.batch * work.linear_flops(wanted.prompt_tokens, 1)
     roof = statistics.median(speed for it in repeats for speed in it.roof)
     speed = median(bytes_per_s)
     kinds = ("rows", "linear", "attention", "head")
     return Row(
         **dataclasses.asdict(wanted),
         threads=threads,
-        prefill_tokens_per_s=median(lambda it: wanted.batch * wanted.prompt_tokens / it.prefill_s),
-        prefill_flops_per_s=median(lambda it: wanted.batch * work.prefill_flops(wanted.prompt_tokens) / it.prefill_s),
-        decode_tokens_per_s=median(lambda it: wanted.batch * len(it.decode) / _seconds(it)),
+        prefill_tokens_per_s=median(lambda it: wanted.batch * wanted.prompt_tokens / _seconds(it.prefill)),
+        prefill_flops_per_s=median(
+            lambda it: wanted.batch * work.prefill_flops(wanted.prompt_tokens) / _seconds(it.prefill)
+        ),
+        gemm_flops_per_s=median(lambda it: linear_flops / _core_seconds(it.prefill, "linear")),
+        decode_tokens_per_s=median(lambda it: wanted.batch * len(it.decode) / _seconds(it.decode)),
         decode_step_ms=1e3 * median(lambda it: statistics.median(step.seconds for step in it.decode)),
         decode_bytes_per_s=speed,
         decode_flops_per_s=median(flops_per_s),
         read_bandwidth=roof,
         roof_share_decode=speed / roof,
-        host_share=median(lambda it: 1 - _core_seconds(it, "total") / _seconds(it)),
+        host_share=median(lambda it: 1 - _core_seconds(it.decode, "total") / _seconds(it.decode)),
         attention_bytes_per_s=median(
-            lambda it: work.kv_bytes(sum(step.num_attended for step in it.decode)) / _core_seconds(it, "attention")
+            lambda it: (
+                work.kv_bytes(sum(step.num_attended for step in it.decode)) / _core_seconds(it.decode, "attention")
+            )
         ),
-        phase_shares={kind: median(lambda it: _core_seconds(it, kind) / _seconds(it)) for kind in kinds},  # noqa: B023
+        phase_shares={kind: median(lambda it: _core_seconds(it.decode, kind) / _seconds(it.decode)) for kind in kinds},  # noqa: B023
         verify_cost={count: median(lambda it: it.verify_cost[count]) for count in repeats[0].verify_cost},  # noqa: B023
         start_s=sum(seconds for _, seconds in loaded.stages),
         rss_bytes=resident_bytes(),
     )
 
 
-def _seconds(it: _Repeat) -> float:
-    return sum(step.seconds for step in it.decode)
+def _seconds(steps: Sequence[Step]) -> float:
+    return sum(step.seconds for step in steps)
 
 
-def _core_seconds(it: _Repeat, kind: str) -> float:
-    return sum(float(getattr(step.core, kind)) for step in it.decode)
+def _core_seconds(steps: Sequence[Step], kind: str) -> float:
+    return sum(float(getattr(step.core, kind)) for step in steps)
 
 
 def resident_bytes() -> int:

@@ -46,20 +46,28 @@ class Work:
         return num_attended * self.kv_bytes_per_token
 
     def prefill_flops(self, prompt_tokens: int) -> int:
-        """Of one prompt: its tokens through the layers, one row through the head, causal attention."""
-        return self._flops(prompt_tokens, 1, pairs=prompt_tokens * (prompt_tokens + 1) // 2)
+        """Of one prompt: its tokens through the layers, one row through what only logits need, causal attention."""
+        attention = self._attention_flops(pairs=prompt_tokens * (prompt_tokens + 1) // 2)
+        return self.linear_flops(prompt_tokens, 1) + self._head_flops(1) + attention
 
     def decode_flops(self, batch: int, num_attended: int) -> int:
         """Of steps that feed `batch` tokens in all, each through layers and head, to `num_attended` tokens in all."""
-        return self._flops(batch, batch, pairs=num_attended)
+        return self.linear_flops(batch, batch) + self._head_flops(batch) + self._attention_flops(num_attended)
 
-    def _flops(self, num_rows: int, num_logit_rows: int, pairs: int) -> int:
+    def linear_flops(self, num_tokens: int, num_logit_rows: int) -> int:
+        """Of the layers' matrices. Behind the last layer's attention come rows with logits alone (`model.llama`)."""
         spec = self.spec
-        head = spec.vocab_size * spec.hidden_size
-        linear = spec.num_parameters - head * (1 if spec.is_embedding_tied else 2)
-        linear -= (2 * spec.num_layers + 1) * spec.hidden_size  # the norms
-        attention = 4 * spec.num_layers * spec.num_heads * spec.head_dim * pairs
-        return 2 * (num_rows * linear + num_logit_rows * head) + attention
+        attended = spec.num_heads * spec.head_dim
+        query_key_value = spec.hidden_size * (attended + 2 * spec.num_kv_heads * spec.head_dim)
+        rest = spec.hidden_size * (attended + 3 * spec.intermediate_size)
+        whole = num_tokens * (spec.num_layers * query_key_value + (spec.num_layers - 1) * rest)
+        return 2 * (whole + num_logit_rows * rest)
+
+    def _head_flops(self, num_rows: int) -> int:
+        return 2 * num_rows * self.spec.vocab_size * self.spec.hidden_size
+
+    def _attention_flops(self, pairs: int) -> int:
+        return 4 * self.spec.num_layers * self.spec.num_heads * self.spec.head_dim * pairs
 
 
 def _packed_bytes(matrix: Tensor, isa: str) -> int:

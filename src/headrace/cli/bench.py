@@ -19,8 +19,9 @@ Random prompts, no two alike, answered greedily by the engine itself, step by st
 --prompt-tokens and --threads make a row each; a figure is the median of the repeats. The last line is JSON.
 
 prefill_tokens_per_s   prompt tokens per second, from the first step to the last prompt's first token
-prefill_flops_per_s    the same in operations: 2 per weight of the layers and token, the head for one row of each
-                       prompt, and causal attention (4 per dimension of a query head and pair of tokens)
+prefill_flops_per_s    the same in operations: 2 per weight of the layers and token, what only logits need for one row
+                       of each prompt, and causal attention (4 per dimension of a query head and pair of tokens)
+gemm_flops_per_s       the operations of the layers' matrices alone, by the time of their phases while prompts run
 decode_tokens_per_s    tokens per second of all sequences together, over the steps in which all of them decode
 decode_step_ms         the median of these steps
 decode_bytes_per_s     bytes that these steps must read, per second: each matrix once (packed as it lies in memory; of
