@@ -121,7 +121,7 @@ struct SampleRow {
 std::size_t sample_scratch_bytes(int vocab);  // sample.cpp
 
 struct Kernels {
-    const char* name;  // "scalar", "avx2", "avx512"
+    const char* name;  // "scalar", "avx2", "avx512", "neon"
 
     // Packs tile `tile` of a matrix from its rows as they lie in the file (`source` is the whole matrix).
     void (*pack_tile)(const Matrix& shape, int tile, const std::byte* source, std::byte* destination);

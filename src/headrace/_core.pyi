@@ -19,7 +19,7 @@ MAX_THREADS: int
 MAX_TILES: int  # of a phase
 MAX_TOP: int
 
-def available_isas() -> list[str]: ...  # best first, of "avx512", "avx2", "scalar"
+def available_isas() -> list[str]: ...  # best first, of "avx512", "avx2", "neon", "scalar"
 
 class ThreadPool:
     """`num_threads` threads in all, the caller's included. RuntimeError if the system does not give as many."""

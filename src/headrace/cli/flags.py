@@ -39,7 +39,7 @@ def model_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def isa_flag(parser: argparse.ArgumentParser) -> None:
-    isa_help = "instruction set: avx512, avx2 or scalar; also HEADRACE_ISA (the best there is)"
+    isa_help = "instruction set: avx512, avx2, neon or scalar; also HEADRACE_ISA (the best there is)"
     parser.add_argument("--isa", default=os.environ.get("HEADRACE_ISA") or None, help=isa_help)
 
 

@@ -33,7 +33,7 @@ class EngineConfig:
     max_step_tokens: int = 512  # tokens fed in one step
     max_kv_bytes: int | None = None
     threads: int | None = None
-    isa: str | None = None  # "avx512", "avx2", "scalar"; None: the best the processor has
+    isa: str | None = None  # "avx512", "avx2", "neon", "scalar"; None: the best the processor has
     backend: BackendKind = BackendKind.CPU
     is_exact: bool = False  # f32 activations, keys and values: slow, for comparison with other implementations
     has_prefix_cache: bool = True
