@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from headrace import _core
 from headrace.backend.cpu import CpuBackend, StepBounds
-from headrace.backend.kv import KVStore
+from headrace.backend.kv import AHEAD_BYTES, KVStore
 from headrace.ops import Batch
 from tiny_weights import Part, TinySpec, batch_of, floats, ints
 
@@ -236,6 +237,28 @@ def test_a_store_knows_its_size_and_takes_no_memory_before_it_must() -> None:
     assert store.cache.nbytes == 0
     store.allocate(9)
     assert store.cache.nbytes == 9 * store.block_nbytes
+    store.close()
+
+
+def touched(store: KVStore, expected: int) -> bool:
+    deadline = time.monotonic() + 10
+    while store.num_touched < expected and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return store.num_touched == expected
+
+
+def test_pages_are_touched_a_little_ahead_of_the_blocks_that_steps_use() -> None:
+    store = KVStore(num_layers=8, num_kv_heads=4, head_dim=128, is_exact=False)  # 256 KiB a block: 256 ahead
+    ahead = AHEAD_BYTES // store.block_nbytes
+    store.allocate(3 * ahead)
+    assert touched(store, ahead)
+    store.expect(ints([0, 5, 3]))  # few blocks more are not worth waking anybody
+    store.expect(ints([]))
+    assert touched(store, ahead)
+    store.expect(ints([7, ahead - 1]))
+    assert touched(store, 2 * ahead)
+    store.expect(ints([3 * ahead - 1]))
+    assert touched(store, 3 * ahead)
     store.close()
 
 

@@ -115,7 +115,7 @@ class CpuBackend:
         _core.place_together([weight for weight, _ in self._unpacked])
         while self._unpacked:
             self._pack(*self._unpacked.pop())
-        self._store.allocate(num_blocks)  # last: its pages are touched in the background from now on
+        self._store.allocate(num_blocks)  # last: its first pages are touched in the background from now on
 
     def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""
@@ -129,6 +129,7 @@ class CpuBackend:
             _columns(batch.sampling),
             mask,
         )
+        self._store.expect(batch.blocks[0])
         return RowResults(tokens, logprobs, top_ids, top_logprobs)
 
     def start_profile(self) -> None:
