@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from bench.goals import GOALS, LIMITS, START, Limit
-from bench.verdicts import Record, Verdict, keeps, limit_value, verdict
+from bench.goals import GOALS, LIMITS, START, Goal, Limit
+from bench.verdicts import Record, Verdict, figure, keeps, limit_value, verdict
 
 MISSABLE = 0.85  # a row that misses still has this much of its floor
 
@@ -29,13 +29,15 @@ def judged(attained: float | None) -> str:
     return f"met ({attained:.2f})" if attained >= 1 else f"missed ({attained:.2f})"
 
 
-def goals_table(records: Sequence[Record]) -> str:
+def goals_table(records: Sequence[Record], goals: Sequence[Goal] = GOALS) -> str:
     """Each goal with a peer: our figure, the best peer's, the ratio, and how much of floor and stretch that is."""
     rows = []
-    for goal in GOALS:
+    for goal in goals:
         found = verdict(goal, records)
         if found is None:
-            rows.append([goal.title, "–", "–", "not run", f"{goal.floor:g} ×", "not run", "–", "0"])
+            alone = [value for value, _ in figure(records, goal.ours, goal.load, goal.metric)]
+            value = number(statistics.median(alone) if alone else None)
+            rows.append([goal.title, value, "–", "–", f"{goal.floor:g} ×", "not run", "–", "0"])
             continue
         floor = f"{goal.floor:g} ×" + (f", capped at {number(found.target)}" if found.is_capped else "")
         rows.append(
@@ -101,9 +103,9 @@ def load_table(load: str, records: Sequence[Record]) -> str:
     return table(["model", "engine", *(title for title, _, _ in columns), "spread", "runs"], rows, num_text_columns=2)
 
 
-def summary(records: Sequence[Record]) -> dict[str, object]:
+def summary(records: Sequence[Record], goals: Sequence[Goal] = GOALS) -> dict[str, object]:
     """What the last line says: how many goals were met, and which were not."""
-    found = {goal.title: verdict(goal, records) for goal in GOALS}
+    found = {goal.title: verdict(goal, records) for goal in goals}
     bounds = {limit.title: _kept(limit, records) for limit in LIMITS}
     missed = [title for title, one in found.items() if one and one.attained < 1]
     return {
