@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -33,6 +34,7 @@ namespace {
 #include HEADRACE_ISA_HEADER
 #include "simd/math.inc"
 #include "kernels/rows.inc"
+#include "kernels/gemm_formats.inc"
 #include "kernels/gemm.inc"
 #include "kernels/attention.inc"
 #include "kernels/sample.inc"

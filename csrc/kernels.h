@@ -55,6 +55,25 @@ struct Matrix {
 inline constexpr std::size_t kQ8GroupBytes = kGroup + 12;
 std::size_t act_row_bytes(Act act, int cols);  // formats.cpp
 
+// out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end) that
+// exist. The sum over k is complete before `add` joins, so that fusing a residual changes no bit; `add` may be `out`.
+// x[m] is the sum of num_terms terms: the second lies term_stride bytes behind the first, and a group of inputs adds
+// the products of both before the next group.
+struct Gemm {
+    const Matrix* w;
+    int tile_begin = 0;
+    int tile_end = 0;
+    const std::byte* acts;   // rows in the format's activation form
+    std::size_t act_stride;  // bytes
+    int num_rows = 0;
+    int num_terms = 1;
+    std::size_t term_stride = 0;
+    float* out = nullptr;
+    std::size_t out_stride = 0;  // floats
+    const float* add = nullptr;
+    std::size_t add_stride = 0;
+};
+
 // The KV of one layer: where block b keeps the keys and values of head h, in the layouts that attend() streams.
 //   keys    [head_dim / w][kBlockTokens][w]     w = 2 for bf16 (pairs of dimensions), 1 for f32
 //   values  [kBlockTokens / w][head_dim][w]     (pairs of tokens)
@@ -131,11 +150,7 @@ struct Kernels {
     // `rest`, for q8 alone: null, or the row in which what rounding left over goes, quantized again; x is then the sum
     // of both to 15 bits.
     void (*quantize_row)(Act act, const float* x, int cols, std::byte* out, std::byte* rest);
-    // out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end)
-    // that exist. `acts`: num_rows rows in the format's activation form, act_stride bytes apart. Strides of out and add
-    // in floats. The sum over k is complete before `add` joins, so that fusing a residual changes no bit.
-    void (*gemm)(const Matrix& w, int tile_begin, int tile_end, const std::byte* acts, std::size_t act_stride,
-                 int num_rows, float* out, std::size_t out_stride, const float* add, std::size_t add_stride);
+    void (*gemm)(const Gemm& args);
 
     void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);
     void (*silu_mul)(const float* gate, const float* up, int width, float* out);

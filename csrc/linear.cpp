@@ -26,25 +26,26 @@ std::vector<int> cut_tiles(int num_tiles, int num_threads) {
     return cuts;
 }
 
-struct Target {
-    float* out;
-    std::size_t stride;
-    const float* add;
-    std::size_t add_stride;
-};
-
 struct Rectangle {  // of a product: weight tiles [tile, tile_end) by rows [row, row_end)
     int tile, tile_end;
     int row, row_end;
 };
 
-// `first_act`: the row of activations that row 0 of the product reads.
-void multiply(const Replay& replay, const Matrix& w, const Rectangle& part, int first_act, const Target& target) {
+// The product of w and all rows of activations, from row `first_act` on.
+Gemm product_of(const Replay& replay, const Matrix& w, int first_act) {
     const Act act = traits(w.format).act;
-    const std::size_t act_stride = act_row_bytes(act, w.cols), row = part.row;
-    replay.kernels->gemm(w, part.tile, part.tile_end, replay.acts[int(act)] + (first_act + row) * act_stride,
-                         act_stride, part.row_end - part.row, target.out + row * target.stride, target.stride,
-                         target.add == nullptr ? nullptr : target.add + row * target.add_stride, target.add_stride);
+    const std::size_t act_stride = act_row_bytes(act, w.cols);
+    return {.w = &w, .acts = replay.acts[int(act)] + first_act * act_stride, .act_stride = act_stride};
+}
+
+void multiply(const Replay& replay, const Rectangle& part, Gemm product) {
+    product.tile_begin = part.tile;
+    product.tile_end = part.tile_end;
+    product.acts += part.row * product.act_stride;
+    product.num_rows = part.row_end - part.row;
+    product.out += part.row * product.out_stride;
+    if (product.add != nullptr) product.add += part.row * product.add_stride;
+    replay.kernels->gemm(product);
 }
 
 // Claim `claim` of `num_rows` rows by the tiles of `cuts`: rows fastest, so that a range's tiles are read from memory
@@ -91,11 +92,15 @@ void Linear::run(const Replay& replay, int claim, int) const {
     Rectangle part = rectangle(cuts, replay.num_rows(kind), claim);
     for (const Product& product : products) {
         const Matrix& w = product.weight->matrix();
-        const bool has_add = add.has_value() && &product == products.data();
         if (part.tile < w.num_tiles()) {
-            multiply(replay, w, {part.tile, std::min(part.tile_end, w.num_tiles()), part.row, part.row_end}, 0,
-                     {product.out.row(replay, 0), std::size_t(product.out.width),
-                      has_add ? add->row(replay, 0) : nullptr, has_add ? std::size_t(add->width) : 0});
+            Gemm gemm = product_of(replay, w, 0);
+            gemm.out = product.out.row(replay, 0);
+            gemm.out_stride = product.out.width;
+            if (add.has_value() && &product == products.data()) {
+                gemm.add = add->row(replay, 0);
+                gemm.add_stride = add->width;
+            }
+            multiply(replay, {part.tile, std::min(part.tile_end, w.num_tiles()), part.row, part.row_end}, gemm);
         }
         part.tile = std::max(part.tile - w.num_tiles(), 0);
         part.tile_end -= w.num_tiles();
@@ -127,14 +132,14 @@ void Head::run(const Replay& replay, int tile, int thread) const {
                replay.sample_scratch + thread * replay.sample_scratch_bytes);
         return;
     }
-    const Rectangle all = rectangle(cuts, rows.count, tile);
-    const std::size_t stride = w.rows;
-    for (Rectangle part = all; part.tile < all.tile_end; part.tile = part.tile_end) {
-        part.tile_end = std::min(part.tile + kTilesAtOnce, all.tile_end);
-        multiply(replay, w, part, rows.first, {replay.logits, stride, nullptr, 0});
-        // The weights are in the cache by now.
-        if (rest_row) multiply(replay, w, part, *rest_row + rows.first, {replay.logits, stride, replay.logits, stride});
+    Gemm gemm = product_of(replay, w, rows.first);
+    gemm.out = replay.logits;
+    gemm.out_stride = w.rows;
+    if (rest_row) {
+        gemm.num_terms = 2;
+        gemm.term_stride = *rest_row * gemm.act_stride;
     }
+    multiply(replay, rectangle(cuts, rows.count, tile), gemm);
 }
 
 }  // namespace headrace

@@ -89,6 +89,7 @@ struct Product {
     int inputs;
     int num_rows;
     bool has_add = false;
+    int num_terms = 1;
 };
 
 // Inputs or, for bounds, their magnitudes times those of the weights. Rows of outputs lie 3 floats apart, untouched.
@@ -102,16 +103,28 @@ Output multiply(const Kernels& kernels, const Product& product, bool is_magnitud
         for (float& it : x) it = std::fabs(it);
         for (float& it : add) it = std::fabs(it);
     }
-    Array<std::byte> acts(product.num_rows * act_stride);
+    const std::size_t term_stride = product.num_rows * act_stride;
+    Array<std::byte> acts(product.num_terms * term_stride);
     for (int row = 0; row < product.num_rows; ++row) {
         kernels.quantize_row(act, x.data() + std::size_t(row) * product.inputs, product.inputs,
-                             acts.data() + row * act_stride, nullptr);
+                             acts.data() + row * act_stride,
+                             product.num_terms == 2 ? acts.data() + row * act_stride + term_stride : nullptr);
     }
     Array<float> out(product.num_rows * stride);
     const int num_tiles = weight.matrix.num_tiles(), middle = num_tiles / 2;
     for (const auto [begin, end] : {std::array{0, middle}, std::array{middle, num_tiles}}) {
-        kernels.gemm(weight.matrix, begin, end, acts.data(), act_stride, product.num_rows, out.data(), stride,
-                     product.has_add ? add.data() : nullptr, stride);
+        kernels.gemm({.w = &weight.matrix,
+                      .tile_begin = begin,
+                      .tile_end = end,
+                      .acts = acts.data(),
+                      .act_stride = act_stride,
+                      .num_rows = product.num_rows,
+                      .num_terms = product.num_terms,
+                      .term_stride = term_stride,
+                      .out = out.data(),
+                      .out_stride = stride,
+                      .add = product.has_add ? add.data() : nullptr,
+                      .add_stride = stride});
     }
     Output output;
     output.add(out.all());
@@ -129,8 +142,10 @@ std::vector<float> product_bounds(const Kernels& oracle, const Product& product)
 }
 
 void add_product(std::vector<Case>& cases, const Product& it) {
-    Case added{join({it.has_add ? "gemm+add" : "gemm", traits(it.format).name, dimensions(it.outputs, it.inputs),
-                     std::to_string(it.num_rows)}),
+    Case added{join({it.num_terms == 2 ? "gemm of terms"
+                     : it.has_add      ? "gemm+add"
+                                       : "gemm",
+                     traits(it.format).name, dimensions(it.outputs, it.inputs), std::to_string(it.num_rows)}),
                [it](const Kernels& kernels) { return multiply(kernels, it); }};
     if (it.format == Format::bf16) added.bounds = [it](const Kernels& oracle) { return product_bounds(oracle, it); };
     cases.push_back(std::move(added));
@@ -177,6 +192,9 @@ void add_linear_cases(std::vector<Case>& cases) {
         add_product(cases, {format, 16, 32, 1});
         add_product(cases, {format, 5, 576, 6});
         add_product(cases, {format, 100, 64, 11, true});
+        if (traits(format).act == Act::q8) {
+            for (const int rows : {1, 9}) add_product(cases, {format, 33, 96, rows, false, 2});
+        }
         if (traits(format).file_block_values == 1) add_product(cases, {format, 33, 47, 9});
     }
 }

@@ -5,7 +5,8 @@ inline constexpr int kWeightOffset8 = 0;  // dot8 moves the weight's sign to the
 inline constexpr int kGemmRows = 2;
 inline constexpr int kGemmFloatRows = 4;  // 8 accumulators: the latency of two fma units
 inline constexpr int kGemmTiles = 1;
-inline constexpr int kAttendRows = 1;  // 1 query x 4 vectors: 8 accumulators
+inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
+inline constexpr int kAttendRows = 1;   // 1 query x 4 vectors: 8 accumulators
 
 struct f32x16 {
     __m256 lo, hi;

@@ -5,7 +5,8 @@ inline constexpr int kWeightOffset8 = 128;  // vpdpbusd multiplies unsigned by s
 inline constexpr int kGemmRows = 6;
 inline constexpr int kGemmFloatRows = 8;
 inline constexpr int kGemmTiles = 2;
-inline constexpr int kAttendRows = 4;  // 4 queries x 4 vectors: 16 accumulators, 4 of K or V, 1 broadcast query
+inline constexpr int kGemmFewRows = 8;  // rows that take one tile at a time: 8 chains of products hide their latency
+inline constexpr int kAttendRows = 4;   // 4 queries x 4 vectors: 16 accumulators, 4 of K or V, 1 broadcast query
 
 struct f32x16 {
     __m512 v;

@@ -5,7 +5,8 @@ inline constexpr int kWeightOffset8 = 0;  // sdot multiplies signed by signed
 inline constexpr int kGemmRows = 2;
 inline constexpr int kGemmFloatRows = 4;  // 16 accumulators, 4 weights, 1 broadcast input
 inline constexpr int kGemmTiles = 1;
-inline constexpr int kAttendRows = 1;  // 1 query x 4 vectors: 16 accumulators, K or V, 1 broadcast query
+inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
+inline constexpr int kAttendRows = 1;   // 1 query x 4 vectors: 16 accumulators, K or V, 1 broadcast query
 
 struct f32x16 {
     float32x4_t v[4];

@@ -74,8 +74,8 @@ def expected_gemm(weight: Tensor, x: F32) -> tuple[F64, F64]:
     return (products + offsets).sum(axis=2), bound
 
 
-def gemm(isa: str, weight: Tensor, x: F32, add: F32 | None = None) -> F32:
-    out: F32 = _core.kernel_gemm(isa, weight.format.name, weight.shape[0], weight.data, x, add)
+def gemm(isa: str, weight: Tensor, x: F32, add: F32 | None = None, num_terms: int = 1) -> F32:
+    out: F32 = _core.kernel_gemm(isa, weight.format.name, weight.shape[0], weight.data, x, add, num_terms=num_terms)
     return out
 
 
@@ -179,6 +179,27 @@ def test_how_the_outputs_are_cut_into_calls_changes_no_bit(isa: str, fmt: str) -
     for tiles_per_call in (1, 2, 3, 4):
         cut = _core.kernel_gemm(isa, fmt, 77, weight.data, x, tiles_per_call=tiles_per_call)
         np.testing.assert_array_equal(cut, whole)
+
+
+@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
+@over_isas
+def test_two_terms_of_the_inputs_come_closer_to_the_product_of_the_inputs(isa: str, fmt: str) -> None:
+    for rows, cols in ((16, 32), (33, 576), (50, 96)):
+        weight = from_f32(random(rows, rows, cols), FORMATS[fmt])
+        x = random(cols, 17, cols)
+        w = weight.to_f32().astype(np.float64)
+        largest = np.abs(x.reshape(17, -1, GROUP)).max(axis=2).repeat(GROUP, axis=1).astype(np.float64)
+        # What two terms leave over of an input, and the rounding of two chained sums per group and term.
+        left_over = largest / 254**2 * (1 + 1e-2) @ np.abs(w).T
+        rounding = (4 * cols // GROUP + 4) * U * (2 * np.abs(x).astype(np.float64) @ (np.abs(w) * 16).T)
+        two = gemm(isa, weight, x, num_terms=2)
+        assert np.all(np.abs(two - x.astype(np.float64) @ w.T) <= left_over + rounding)
+        one = gemm(isa, weight, x)
+        assert np.abs(one - x @ w.T).mean() > 20 * np.abs(two - x @ w.T).mean()
+        alone = np.concatenate([gemm(isa, weight, x[i : i + 1], num_terms=2) for i in range(17)])
+        for batch in (1, 2, 5, 8, 9, 13, 17):
+            np.testing.assert_array_equal(gemm(isa, weight, x[:batch], num_terms=2), alone[:batch])
+        np.testing.assert_array_equal(gemm("scalar", weight, x, num_terms=2), two)
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "bf16"])
