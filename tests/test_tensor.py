@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import struct
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from headrace.model.stored import map_file
 from headrace.tensor import FORMATS, GROUP, Tensor, from_f32, round_bf16
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "formats.json").read_text("utf-8"))
@@ -18,6 +21,10 @@ BLOCK_FORMATS = ("q8_0", "q4_0", "q4_1")
 
 def tensor_of(content: bytes, shape: tuple[int, ...], name: str) -> Tensor:
     return Tensor(np.frombuffer(content, dtype=np.uint8), shape, FORMATS[name])
+
+
+def resident_file_bytes() -> int:
+    return int(re.findall(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) * 1024
 
 
 def f16(value: float) -> bytes:
@@ -177,3 +184,22 @@ def test_rows_move_whole_whatever_the_format(name: str) -> None:
 def test_an_order_that_does_not_have_every_row_is_refused() -> None:
     with pytest.raises(ValueError, match="an order of 2 rows does not fit"):
         from_f32(random_rows(), FORMATS["f32"]).rows(np.array([1, 0]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read")
+def test_pages_of_a_map_are_given_back_and_the_bytes_stay_readable(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(1 << 20)
+    (tmp_path / "file").write_bytes(content)
+    mapped = map_file(tmp_path / "file")
+    tensor = Tensor(mapped[4096 : 4096 + 64], (16,), FORMATS["f32"])
+    assert mapped.tobytes() == content
+    before = resident_file_bytes()
+    tensor.release()
+    assert resident_file_bytes() <= before - (1 << 19)
+    assert mapped.tobytes() == content
+
+
+def test_bytes_that_are_on_no_map_are_left_alone() -> None:
+    tensor = from_f32(np.arange(4096, dtype=np.float32), FORMATS["f32"])
+    tensor.release()
+    assert tensor.to_f32().tolist() == list(range(4096))

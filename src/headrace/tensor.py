@@ -10,6 +10,7 @@ blocks of 32 values, each with its own scale.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -73,6 +74,18 @@ class Tensor:
         """The exact values, decoded: `shape` f32."""
         blocks = self.data.reshape(-1, self.format.block_bytes)
         return self.format.unpack(blocks).reshape(self.shape)
+
+    def release(self) -> None:
+        """Give pages of a mapped file back to the system: the file's other tensors', too. All can still be read.
+
+        A model whose weights are packed needs them no more, and as long as they are there they count as its memory.
+        """
+        base: Any = self.stored
+        while isinstance(base, np.ndarray):
+            base = base.base
+        mapped = base.obj if isinstance(base, memoryview) else base
+        if isinstance(mapped, mmap.mmap):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def rows(self, order: npt.NDArray[np.intp]) -> Tensor:
         """The rows of a matrix as stored, in another order, still packed. Nothing is copied before `data` is asked."""

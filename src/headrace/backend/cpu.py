@@ -152,6 +152,7 @@ class CpuBackend:
         """Decoded or reordered bytes live in here alone: those of one matrix at a time."""
         data = from_f32(tensor.to_f32(), FORMATS["f32"]).data if self._is_exact else tensor.data
         weight.pack(self._pool, data)
+        tensor.release()
 
     def _prepare(self, tensor: Tensor) -> Prepared:
         if len(tensor.shape) == 1:

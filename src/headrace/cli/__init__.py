@@ -6,6 +6,7 @@ Owns the table of commands. Only the module of the command that is given is impo
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -31,9 +32,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit status. Mistakes of the user end in one line on standard error."""
     given = sys.argv[1:] if arguments is None else arguments
-    options = _parser(given).parse_args(given)
-    run: Callable[[argparse.Namespace], int] = options.run
+    gc.disable()  # what a command imports and loads it keeps: looking for garbage in it would be a tenth of the start
     try:
+        options = _parser(given).parse_args(given)
+        run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except HeadraceError as error:
         print(f"headrace: {error}", file=sys.stderr)
@@ -43,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads: nothing more to flush to
         return 141
+    finally:
+        gc.enable()
 
 
 def _parser(given: Sequence[str]) -> argparse.ArgumentParser:

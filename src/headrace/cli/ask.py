@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import importlib
 import sys
 import time
@@ -49,6 +50,7 @@ def _sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_generate(options: argparse.Namespace) -> int:
     with LLM(options.model, engine_config(options), cache_dir=options.cache_dir) as llm:
+        gc.enable()
         params = _params(options, llm.loaded.defaults)
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         began, counts = time.perf_counter(), llm.loaded.engine.counts
@@ -62,6 +64,7 @@ def run_generate(options: argparse.Namespace) -> int:
 def run_chat(options: argparse.Namespace) -> int:
     template = chat_template_of(options)
     with LLM(options.model, engine_config(options), cache_dir=options.cache_dir) as llm:
+        gc.enable()
         params = _params(options, llm.loaded.defaults)
         messages: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
         with contextlib.suppress(ImportError):

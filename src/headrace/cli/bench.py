@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import itertools
 import json
 from collections.abc import Callable, Mapping
@@ -74,6 +75,7 @@ def run_offline(options: argparse.Namespace) -> int:
 
     def print_head(loaded: Loaded) -> None:
         nonlocal device
+        gc.enable()
         device = loaded.device
         print(f"{loaded.files.name} on {device}")
         print("  ".join(COLUMNS), flush=True)

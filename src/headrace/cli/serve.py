@@ -64,12 +64,12 @@ def run_serve(options: argparse.Namespace) -> int:
         fetched = time.perf_counter() - began
         loaded = load(path, config, on_ledger=_print_ledger)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        gc.collect()
-        gc.freeze()  # what was loaded lives as long as the server: no collection need look at it
         names = tuple(options.served_model_name or [served_name(model, loaded.files)])
         serving = _serving(loaded, names, template, options)
         admission = Admission()
         app = build_app(serving, Access.of(options.host, api_key, tuple(options.allowed_host)), admission)
+        gc.freeze()  # what was loaded lives as long as the server: no collection need look at it
+        gc.enable()
 
         def on_ready() -> None:
             host = f"[{options.host}]" if ":" in options.host else options.host
