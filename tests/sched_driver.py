@@ -37,8 +37,9 @@ def limits(
     block_size: int = 4,
     num_blocks: tuple[int, ...] = (32,),
     lookahead: int = 0,
+    max_chunk_tokens: int | None = None,
 ) -> Limits:
-    return Limits(max_seqs, max_step_tokens, max_len, block_size, num_blocks, lookahead)
+    return Limits(max_seqs, max_step_tokens, max_len, block_size, num_blocks, lookahead, max_chunk_tokens)
 
 
 def request(request_id: int, prompt: Sequence[int] | int, **fields: object) -> Request:

@@ -226,6 +226,7 @@ class Limits:
     block_size: int  # tokens of a KV block
     num_blocks: tuple[int, ...]  # blocks of each KV group
     lookahead: int = 0  # draft tokens a sequence may carry in a step
+    max_chunk_tokens: int | None = None  # of prompts, in a step in which others decode; None: all that it has room for
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,7 @@ def test_a_preempted_member_of_a_static_batch_comes_back_before_the_next_batch()
         (replace(limits(), max_seqs=0), "max_seqs is 0; it must be at least 1"),
         (replace(limits(), max_step_tokens=0), "max_step_tokens is 0"),
         (replace(limits(), max_len=-1), "max_len is -1"),
+        (replace(limits(), max_chunk_tokens=0), "max_chunk_tokens is 0; it must be at least 1"),
         (replace(limits(), block_size=0), "block_size is 0"),
         (replace(limits(), lookahead=-1), "lookahead is -1"),
         (replace(limits(), num_blocks=()), "num_blocks has 0 entries for 1 KV groups"),

@@ -55,6 +55,7 @@ def scenarios(draw_value: st.DrawFn) -> Scenario:
         block_size=block_size,
         num_blocks=tuple(max(1, count // block_size) for count in num_slots),
         lookahead=draw_value(st.integers(0, 3)),
+        max_chunk_tokens=draw_value(st.sampled_from((None, 1, 3, 8))),
     )
     num_requests = draw_value(st.integers(2, 12))
     max_prompt = max(1, int(max_len * draw_value(st.sampled_from((0.5, 0.25, 0.8, 1.0)))))

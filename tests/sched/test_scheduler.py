@@ -79,6 +79,21 @@ def test_a_decode_behind_a_long_prompt_in_the_order_still_gets_its_token() -> No
     assert list(fed(driver.step()).items()) == [(2, 1), (1, 3)]
 
 
+def test_beside_sequences_that_decode_prompts_take_only_a_chunk_of_the_step() -> None:
+    driver = Driver(limits(max_step_tokens=12, max_chunk_tokens=3, max_len=60))
+    driver.add(request(1, 2, max_tokens=4), request(2, 40))
+    assert fed(driver.step()) == {1: 2, 2: 10}  # nobody decodes yet
+    assert [fed(driver.step()) for _ in range(3)] == [{1: 1, 2: 3}] * 3
+    assert fed(driver.step()) == {2: 12}
+
+
+def test_a_chunk_has_a_token_for_each_prompt_that_runs() -> None:
+    driver = Driver(limits(max_seqs=4, max_step_tokens=16, max_chunk_tokens=1))
+    driver.add(request(1, 1, max_tokens=9), request(2, 20), request(3, 20), request(4, 20))
+    driver.step()
+    assert fed(driver.step()) == {1: 1, 2: 1, 3: 1, 4: 1}
+
+
 def test_no_more_sequences_run_than_a_step_has_tokens() -> None:
     driver = Driver(limits(max_seqs=8, max_step_tokens=2))
     driver.add(*(request(i, 1, max_tokens=3) for i in range(5)))

@@ -51,6 +51,8 @@ def engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-seqs", type=int, default=default.max_seqs, metavar="N", help=f"answers at once ({default.max_seqs})")
     steps = default.max_step_tokens
     add("--max-step-tokens", type=int, default=steps, metavar="N", help=f"tokens computed in one step ({steps})")
+    chunk_help = f"of them of prompts, while others get their answers ({default.max_chunk_tokens})"
+    add("--max-chunk-tokens", type=int, default=default.max_chunk_tokens, metavar="N", help=chunk_help)
     kv_help = "size of the KV cache, as 512M or 2G (half of the free memory, at most 2G)"
     add("--max-kv-bytes", type=parse_size, metavar="SIZE", help=kv_help)
     add("--threads", type=int, metavar="N", help=THREADS_HELP)
@@ -78,6 +80,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         max_len=options.max_len,
         max_seqs=options.max_seqs,
         max_step_tokens=options.max_step_tokens,
+        max_chunk_tokens=options.max_chunk_tokens,
         max_kv_bytes=options.max_kv_bytes,
         threads=options.threads,
         isa=options.isa,

@@ -31,6 +31,7 @@ class EngineConfig:
     max_len: int | None = None  # tokens of a sequence; None: the model's context
     max_seqs: int = 64  # sequences running at once
     max_step_tokens: int = 512  # tokens fed in one step
+    max_chunk_tokens: int = 192  # of prompts, in a step in which others decode: bounds the gaps between their tokens
     max_kv_bytes: int | None = None
     threads: int | None = None
     isa: str | None = None  # "avx512", "avx2", "neon", "scalar"; None: the best the processor has
@@ -44,6 +45,7 @@ class EngineConfig:
             ("max_len", self.max_len, 2, MAX_LEN),
             ("max_seqs", self.max_seqs, 1, MAX_STEP_TOKENS),
             ("max_step_tokens", self.max_step_tokens, 1, MAX_STEP_TOKENS),
+            ("max_chunk_tokens", self.max_chunk_tokens, 1, MAX_STEP_TOKENS),
             ("max_kv_bytes", self.max_kv_bytes, 1, MAX_KV_BYTES),
             ("threads", self.threads, 1, _core.MAX_THREADS),
         ):

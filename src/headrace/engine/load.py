@@ -84,7 +84,14 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
     watch.lap("plan")
     device.load()
     watch.lap("weights")
-    limits = Limits(config.max_seqs, config.max_step_tokens, max_len, device.block_size, device.num_blocks)
+    limits = Limits(
+        max_seqs=config.max_seqs,
+        max_step_tokens=config.max_step_tokens,
+        max_len=max_len,
+        block_size=device.block_size,
+        num_blocks=device.num_blocks,
+        max_chunk_tokens=config.max_chunk_tokens,
+    )
     scheduler = Scheduler(limits, device.groups, ORDERS[config.order](), has_prefix_cache=config.has_prefix_cache)
     engine = Engine(scheduler, LocalExecutor(device.backend, monotonic_us), monotonic_us)
 

@@ -15,6 +15,8 @@ def check_limits(limits: Limits, groups: tuple[KVGroup, ...]) -> None:
             raise CapacityError(f"{name} is {value}; it must be at least 1")
     if limits.lookahead < 0:
         raise CapacityError(f"lookahead is {limits.lookahead}; it must be at least 0")
+    if limits.max_chunk_tokens is not None and limits.max_chunk_tokens < 1:
+        raise CapacityError(f"max_chunk_tokens is {limits.max_chunk_tokens}; it must be at least 1")
     if not 1 <= len(groups) == len(limits.num_blocks):
         raise CapacityError(f"num_blocks has {len(limits.num_blocks)} entries for {len(groups)} KV groups, at least 1")
     if min(limits.num_blocks) < 1:

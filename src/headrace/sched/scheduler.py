@@ -147,7 +147,7 @@ class Scheduler:
             if seq.num_computed < seq.num_slots:
                 (decodes if seq.num_remaining == 1 else prefills).append(seq)
         self._plan_decodes(decodes, drafts or {}, self._limits.max_step_tokens - len(decodes) - len(prefills))
-        budget = self._limits.max_step_tokens - sum([seq.num_in_flight for seq in decodes])
+        budget = self._prompt_budget(decodes, len(prefills))
         if self._waiting:
             self._admit(prefills, budget, now_us)
         if prefills:
@@ -156,6 +156,13 @@ class Scheduler:
             raise InvariantError(f"step {self._step}: {len(self._sequences)} requests, and none can run")
         self._step += 1
         return lay_out(self._step, self._flight, len(self._limits.num_blocks))
+
+    def _prompt_budget(self, decodes: list[Sequence], num_prefills: int) -> int:
+        """What prompts may take of the step. Who decodes waits for the whole step, so beside them it is kept short."""
+        budget = self._limits.max_step_tokens - sum([seq.num_in_flight for seq in decodes])
+        if not decodes or self._limits.max_chunk_tokens is None:
+            return budget
+        return min(budget, max(self._limits.max_chunk_tokens, num_prefills))
 
     def _make_room(self) -> None:
         """Give running sequences a slot for their next token, in order.
