@@ -203,13 +203,17 @@ def test_a_sequence_is_preempted_only_for_one_before_it_in_the_order(scenario: S
 
 
 def _check_that_no_token_is_wasted(driver: Driver, plan: StepPlan) -> None:
-    """If the step is not full, who runs lacks nothing or a block, and who waits lacks a seat or blocks, or is led, or
-    comes behind as many who are led as could run.
+    """If neither the step nor its chunk is full, who runs lacks nothing or a block, and who waits lacks a seat or
+    blocks, or is led, or comes behind as many who are led as could run.
     """
     scheduler, tables = driver.scheduler, driver.scheduler._tables
     if plan.num_tokens == driver.limits.max_step_tokens:
         return
     running = scheduler._running
+    chunk = [seq.num_in_flight for seq in running if seq.num_remaining > 1]
+    max_chunk = driver.limits.max_chunk_tokens
+    if max_chunk is not None and len(chunk) < plan.num_slices and sum(chunk) >= max_chunk:
+        return
     for seq in running:
         lacks_block = seq.num_computed + seq.num_in_flight == seq.num_slots and not tables.min_free()
         assert seq.num_in_flight >= seq.num_wanted or lacks_block
