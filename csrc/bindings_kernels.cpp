@@ -166,20 +166,23 @@ struct AttendCase {
                           acc_floats = std::size_t(states) * kv.head_dim;
         std::vector<float> max(num_segments * states), sum(num_segments * states), acc(num_segments * acc_floats);
         const std::size_t at = std::size_t(kv_head) * heads * kv.head_dim;
+        std::vector<AttendQuery> rows(num_queries);
         for (int segment = 0; segment < num_segments; ++segment) {
+            for (int query = 0; query < num_queries; ++query) {
+                const std::size_t state = std::size_t(segment) * states + query * heads;
+                rows[query] = {queries + query * row_floats + at, first_position + query, max.data() + state,
+                               sum.data() + state, acc.data() + state * kv.head_dim};
+            }
             kernels.attend({.kv = &kv,
-                            .block_table = block_table,
+                            .blocks = block_table + segment * (kSegmentTokens / kBlockTokens),
+                            .next_blocks = block_table,
+                            .num_next_blocks = 1,
                             .kv_head = kv_head,
                             .heads_per_kv = heads,
-                            .queries = queries + at,
-                            .query_stride = row_floats,
+                            .queries = rows.data(),
                             .num_queries = num_queries,
-                            .first_position = first_position,
                             .segment = segment,
-                            .scale = scale,
-                            .out_max = max.data() + segment * states,
-                            .out_sum = sum.data() + segment * states,
-                            .out_acc = acc.data() + segment * acc_floats});
+                            .scale = scale});
         }
         for (int state = 0; state < states; ++state) {
             kernels.merge(max.data() + state, sum.data() + state, states, acc.data() + state * kv.head_dim, acc_floats,

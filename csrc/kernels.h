@@ -17,7 +17,7 @@ inline constexpr int kLanes = 16;           // f32 lanes of a vector = outputs o
 inline constexpr int kGroup = 32;           // inputs that share a scale
 inline constexpr int kBlockTokens = 16;     // tokens of a KV block: one vector of scores
 inline constexpr int kTileTokens = 64;      // tokens of an online-softmax step, anchored at position 0
-inline constexpr int kSegmentTokens = 512;  // fixed split of a context: a multiple of kTileTokens
+inline constexpr int kSegmentTokens = 256;  // fixed split of a context: a multiple of kTileTokens
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kMaxTop = 64;  // top-N logprobs of a row (types.MAX_LOGPROBS)
 inline constexpr std::size_t kAlign = 64;
@@ -91,23 +91,29 @@ struct KvLayer {
     std::byte* values(int block, int head) const { return keys(block, head) + plane_bytes(); }
 };
 
-// Attention of `num_queries` consecutive tokens of one sequence, for the query heads of one KV head, over the tokens
-// [segment * kSegmentTokens, ...) of one segment. States are flash-attention's: running maximum, sum, weighted values.
+// One query token: its heads of one KV head, and where their states over a segment go. States are flash-attention's:
+// running maximum (of scores in units of ln 2), sum, and weighted values, unnormalized.
+struct AttendQuery {
+    const float* heads;  // [heads_per_kv][head_dim], rotated, unscaled
+    int position;        // sees positions up to its own
+    float* out_max;      // [heads_per_kv]
+    float* out_sum;
+    float* out_acc;  // [heads_per_kv][head_dim]
+};
+
+// Attention of query tokens over positions [segment * kSegmentTokens, ...), for the query heads of one KV head. The
+// tokens may be of several sequences, if those keep what the tokens see of the segment in the same blocks.
 struct Attend {
     const KvLayer* kv;
-    const std::int32_t* block_table;  // of the sequence
+    const std::int32_t* blocks;       // of the segment
+    const std::int32_t* next_blocks;  // what this thread reads next, of the same head: fetched while these are computed
+    int num_next_blocks;              // may be 0
     int kv_head;
     int heads_per_kv;
-    const float* queries;      // first query token, first query head of the group; rotated, unscaled
-    std::size_t query_stride;  // floats from one token to the next
+    const AttendQuery* queries;
     int num_queries;
-    int first_position;  // absolute position of the first query token; token i sees positions <= first_position + i
     int segment;
     float scale;
-    // Partial states, [num_queries][heads_per_kv]: out_acc rows of head_dim floats, unnormalized.
-    float* out_max;
-    float* out_sum;
-    float* out_acc;
 };
 
 // One logit row: scoring, penalties, drawing and top-N. Random numbers are Philox4x32-10 of (seed, choice) at

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "attention_plan.h"
 #include "batch.h"
 #include "kernels.h"
 #include "weight.h"
@@ -16,8 +17,6 @@ namespace headrace {
 
 enum class RowKind : std::uint8_t { tokens, logits };  // rows of the T tokens fed, or of the R that get logits
 inline constexpr int kNumActs = 3;                     // values of Act
-inline constexpr int kQueryTile = 16;                  // query tokens that share a pass over K and V
-inline constexpr int kMaxSplitTokens = 16;             // steps of at most so many tokens may split contexts
 inline constexpr std::size_t kHeadBytes = 16u << 20;   // logits that exist at once: half of a common 32 MiB L3
 
 inline int max_rows(const Bounds& bounds, RowKind kind) {
@@ -29,26 +28,6 @@ struct States {
     float* max;
     float* sum;
     float* acc;
-};
-
-// Consecutive query tokens of one slice over some segments of its context, for every KV head.
-struct AttentionItem {
-    int slice;
-    int first_token;  // index into the step's tokens
-    int num_tokens;
-    int first_position;
-    int first_segment;
-    int num_segments;
-    int split_segment;  // where contexts are split: this segment's place in the item's states; -1: not split
-    int first_state;    // of the query tile, in units of num_heads states
-};
-
-// Where a token's split states are, for the merge.
-struct SplitToken {
-    int first_state;
-    int index;  // in its query tile
-    int tile_tokens;
-    int num_segments;
 };
 
 // Everything that phases read while a step runs. Memory belongs to the Program.
@@ -67,8 +46,7 @@ struct Replay {
 
     std::vector<int> positions = {};  // [T]
     std::vector<int> token_slices = {};
-    std::vector<AttentionItem> items = {};
-    std::vector<SplitToken> split_tokens = {};
+    AttentionPlan attention = {};
 
     const Batch* batch = nullptr;
     const RowResults* results = nullptr;
@@ -132,7 +110,7 @@ struct StoreKv {
 };
 struct Merge {  // of contexts that were split; else attention has merged already
     Buffer out;
-    int num_heads, num_kv_heads;
+    int num_heads;
     void run(const Replay& replay, int row) const;
 };
 struct SiluMul {
@@ -193,8 +171,13 @@ struct Attention {
 
     std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay&) const { return 1; }
-    int tiles(const Replay& replay) const { return int(replay.items.size()) * cache->num_kv_heads(); }
+    int tiles(const Replay& replay) const { return int(replay.attention.claims.size()) * cache->num_kv_heads(); }
     void run(const Replay& replay, int tile, int thread) const;
+
+private:
+    void run_item(const Replay& replay, const AttentionItem& item, const AttentionItem* next, int kv_head,
+                  int thread) const;
+    void merge_tile(const Replay& replay, const AttentionItem& item, int kv_head, int thread) const;
 };
 
 // Logits and sampling, some rows at a time: even rounds compute logits, odd ones draw from them.
@@ -214,13 +197,5 @@ struct Head {
 };
 
 using Phase = std::variant<Rows, Linear, Attention, Head>;
-
-// Cuts the attention of a step into items, the same for all its layers, before the first phase runs.
-void plan_attention(Replay& replay, int num_kv_heads);
-// How many states the items of any step may need: split ones in all, and those of one thread's query tile.
-std::size_t max_split_states(int max_tokens, int max_len, int num_heads);
-std::size_t max_thread_states(int max_len, int heads_per_kv);
-// How many items a step may have.
-std::size_t max_items(int max_tokens, int max_seqs, int max_len);
 
 }  // namespace headrace

@@ -112,7 +112,7 @@ void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size
     const Buffer result = buffer(out, width, kind);
     append_phase(
         Attention{result, buffer(q, width, kind), site.cache, site.group, site.layer, site.num_heads, site.scale});
-    append(kind, Merge{result, site.num_heads, cache.num_kv_heads()});
+    append(kind, Merge{result, site.num_heads});
 
     num_kv_heads_ = bounds_.num_groups == 0 ? cache.num_kv_heads() : std::min(num_kv_heads_, cache.num_kv_heads());
     num_heads_ = std::max(num_heads_, site.num_heads);
@@ -154,8 +154,8 @@ int Program::head_rows() const {
 }
 
 Program::Sizes Program::sizes() const {
-    const std::size_t split = max_split_states(bounds_.max_tokens, bounds_.max_len, num_heads_);
-    const std::size_t thread = max_thread_states(bounds_.max_len, heads_per_kv_);
+    const AttentionBounds most(bounds_);
+    const std::size_t split = most.split_states * num_heads_, thread = most.thread_states * heads_per_kv_;
     Sizes sizes{
         .acts = {},
         .rotary = align(rotary_floats_ * sizeof(float)),
@@ -173,9 +173,7 @@ Program::Sizes Program::sizes() const {
 std::size_t Program::scratch_nbytes() const {
     const Sizes it = sizes();
     const std::size_t of_thread = 2 * it.thread_states + it.thread_acc + it.sample;
-    const std::size_t planning =
-        max_items(bounds_.max_tokens, bounds_.max_seqs, bounds_.max_len) * sizeof(AttentionItem) +
-        kMaxSplitTokens * sizeof(SplitToken) + 2 * bounds_.max_tokens * sizeof(int);
+    const std::size_t planning = AttentionBounds(bounds_).nbytes() + 2 * bounds_.max_tokens * sizeof(int);
     return it.acts[0] + it.acts[1] + it.acts[2] + it.rotary + 2 * it.split_states + it.split_acc + it.logits +
            pool_->num_threads() * of_thread + align(planning);
 }
@@ -212,8 +210,7 @@ void Program::allocate() {
     replay_.head_rows = head_rows();
     replay_.sample_scratch = take(rest, pool_->num_threads() * it.sample);
     replay_.sample_scratch_bytes = it.sample;
-    replay_.items.reserve(max_items(bounds_.max_tokens, bounds_.max_seqs, bounds_.max_len));
-    replay_.split_tokens.reserve(kMaxSplitTokens);
+    replay_.attention.reserve(AttentionBounds(bounds_));
     replay_.positions.reserve(bounds_.max_tokens);
     replay_.token_slices.reserve(bounds_.max_tokens);
 }
@@ -252,7 +249,7 @@ void Program::bind(const Batch& batch, const RowResults& results) {
             replay_.token_slices.push_back(s);
         }
     }
-    plan_attention(replay_, num_kv_heads_);
+    replay_.attention.make(batch, replay_.num_threads, num_kv_heads_);
 }
 
 // What passed since the last phase was opened belongs to that phase: all its tiles are done.

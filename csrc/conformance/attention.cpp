@@ -1,6 +1,7 @@
 // Storing keys and values, attending to segments of them, merging what comes out.
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 #include <numeric>
 
 #include "cases.h"
@@ -96,22 +97,25 @@ Attended attend_head(const Kernels& kernels, const Shape& shape, int kv_head, Ma
     if (shape.is_damaged) queries[5] = NAN;
     Attended it(shape);
     const std::size_t num_rows = shape.num_rows(), head_dim = shape.head_dim;
+    const float* of_head = queries.data() + std::size_t(kv_head) * shape.heads_per_kv * head_dim;
+    std::vector<AttendQuery> rows(shape.num_queries());
     for (int segment = 0; segment < shape.num_segments(); ++segment) {
-        const std::size_t state = segment * num_rows;
+        for (int query = 0; query < shape.num_queries(); ++query) {
+            const std::size_t state = segment * num_rows + std::size_t(query) * shape.heads_per_kv;
+            rows[query] = {of_head + query * query_stride, shape.first_query + query, it.max.data() + state,
+                           it.sum.data() + state, it.acc.data() + state * head_dim};
+        }
         kernels.attend({
             .kv = &cache.layer,
-            .block_table = cache.block_table.data(),
+            .blocks = cache.block_table.data() + segment * (kSegmentTokens / kBlockTokens),
+            .next_blocks = nullptr,
+            .num_next_blocks = 0,
             .kv_head = kv_head,
             .heads_per_kv = shape.heads_per_kv,
-            .queries = queries.data() + std::size_t(kv_head) * shape.heads_per_kv * head_dim,
-            .query_stride = query_stride,
+            .queries = rows.data(),
             .num_queries = shape.num_queries(),
-            .first_position = shape.first_query,
             .segment = segment,
             .scale = scale_of(shape),
-            .out_max = it.max.data() + state,
-            .out_sum = it.sum.data() + state,
-            .out_acc = it.acc.data() + state * head_dim,
         });
     }
     for (std::size_t row = 0; row < num_rows; ++row) {
@@ -130,9 +134,9 @@ Output attend(const Kernels& kernels, const Shape& shape) {
     return output;
 }
 
-// A score is off by a chain of head_dim roundings of its magnitude, on either side, and a probability by as much
-// relatively, twice: its own score's and the maximum's. A probability that lies at a border of bf16 may be rounded to
-// either neighbour, 2^-7 of it apart. A merged row has probabilities and their sum.
+// A score is off by a chain of head_dim roundings of its magnitude, on either side, and a probability by ln 2 times as
+// much (scores are in units of ln 2) relatively, twice: its own score's and the maximum's. A probability that lies at a
+// border of bf16 may be rounded to either neighbour, 2^-7 of it apart. A merged row has probabilities and their sum.
 std::vector<float> attend_bounds(const Kernels& oracle, const Shape& shape) {
     std::vector<float> bounds;
     for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
@@ -140,11 +144,12 @@ std::vector<float> attend_bounds(const Kernels& oracle, const Shape& shape) {
         const Attended values = attend_head(oracle, shape, kv_head, {.values = true});
         const float largest = *std::max_element(scores.max.begin(), scores.max.end());
         const float score_error = float(shape.head_dim + 2) * 2 * kUnit * largest;
-        const float sum_error = 2 * score_error + float(2 * kSegmentTokens) * kUnit;
+        const float weight_error = 2 * score_error * std::numbers::ln2_v<float>;
+        const float sum_error = weight_error + float(2 * kSegmentTokens) * kUnit;
         for (std::size_t i = 0; i < values.max.size(); ++i) bounds.push_back(score_error);
         for (const float sum : values.sum) bounds.push_back(sum_error * sum);
         for (const float acc : values.acc) bounds.push_back((sum_error + 0x1p-7f) * acc);
-        for (const float out : values.out) bounds.push_back((2 * sum_error + 2 * score_error + 0x1p-7f) * out);
+        for (const float out : values.out) bounds.push_back((2 * sum_error + weight_error + 0x1p-7f) * out);
     }
     return bounds;
 }

@@ -6,7 +6,9 @@ inline constexpr int kGemmRows = 2;
 inline constexpr int kGemmFloatRows = 4;  // 8 accumulators: the latency of two fma units
 inline constexpr int kGemmTiles = 1;
 inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
-inline constexpr int kAttendRows = 1;   // 1 query x 4 vectors: 8 accumulators
+// 4 rows x 1 vector: 8 accumulators, 4 of one K or V in f32
+inline constexpr int kAttendRows = 4;
+inline constexpr int kAttendVectors = 1;
 
 struct f32x16 {
     __m256 lo, hi;

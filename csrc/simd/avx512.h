@@ -6,7 +6,9 @@ inline constexpr int kGemmRows = 6;
 inline constexpr int kGemmFloatRows = 8;
 inline constexpr int kGemmTiles = 2;
 inline constexpr int kGemmFewRows = 8;  // rows that take one tile at a time: 8 chains of products hide their latency
-inline constexpr int kAttendRows = 4;   // 4 queries x 4 vectors: 16 accumulators, 4 of K or V, 1 broadcast query
+// 6 rows x 4 vectors: 24 accumulators, 4 of K or V, 1 broadcast query
+inline constexpr int kAttendRows = 6;
+inline constexpr int kAttendVectors = 4;
 
 struct f32x16 {
     __m512 v;

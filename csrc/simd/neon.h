@@ -6,7 +6,9 @@ inline constexpr int kGemmRows = 2;
 inline constexpr int kGemmFloatRows = 4;  // 16 accumulators, 4 weights, 1 broadcast input
 inline constexpr int kGemmTiles = 1;
 inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
-inline constexpr int kAttendRows = 1;   // 1 query x 4 vectors: 16 accumulators, K or V, 1 broadcast query
+// 4 rows x 1 vector: 16 accumulators, 8 of one K or V in f32, 1 broadcast
+inline constexpr int kAttendRows = 4;
+inline constexpr int kAttendVectors = 1;
 
 struct f32x16 {
     float32x4_t v[4];

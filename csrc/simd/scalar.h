@@ -8,8 +8,9 @@ inline constexpr int kWeightOffset8 = 0;  // what dot8 wants added to signed 8-b
 inline constexpr int kGemmRows = 4;       // register tile of gemm: rows x weight tiles
 inline constexpr int kGemmFloatRows = 4;  // where the sums need no integer accumulators
 inline constexpr int kGemmTiles = 1;
-inline constexpr int kGemmFewRows = 4;  // rows up to which gemm takes one tile at a time
-inline constexpr int kAttendRows = 4;   // register tile of attention: queries that share a load of K or V
+inline constexpr int kGemmFewRows = 4;    // rows up to which gemm takes one tile at a time
+inline constexpr int kAttendRows = 4;     // register tile of attention: rows that share a load of K or V
+inline constexpr int kAttendVectors = 4;  // and vectors of scores, or of the output
 
 struct f32x16 {
     float lane[16];

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -166,6 +166,51 @@ def test_the_number_of_threads_changes_no_bit(num_tokens: int) -> None:
         pool.close()
     assert_same(results[1], results[0])
     assert_same(results[2], results[0])
+
+
+def sharers(spec: TinySpec, backend: CpuBackend, counts: Sequence[int], prefix: int) -> tuple[list[Part], list[Part]]:
+    """Slices of `counts` tokens after one context of `prefix` tokens, in blocks of their own and in shared ones.
+
+    Both lists feed the same: in the second, all but the last sequence keep the prefix in the first one's blocks.
+    """
+    context, num_prefix, num_own = tokens_of(spec, prefix), prefix // BLOCK_SIZE, -(-prefix // BLOCK_SIZE) + 2
+    tables = [list(range(i * num_own, (i + 1) * num_own)) for i in range(len(counts))]
+    apart = [
+        Part(tokens_of(spec, count, i), prefix, table, num_rows=count, temperature=1.0, seed=i)
+        for i, (count, table) in enumerate(zip(counts, tables, strict=True))
+    ]
+    for table in tables:
+        backend.run(batch_of([Part(context, 0, table)]))
+    shared = [replace(part, blocks=[*tables[0][:num_prefix], *part.blocks[num_prefix:]]) for part in apart[:-1]]
+    return apart, [*shared, apart[-1]]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("prefix", [256, 528, 560])  # one whole segment; two and a block; a part of the third's blocks
+def test_sequences_that_share_blocks_get_the_bits_of_those_that_do_not(
+    prefix: int, isa: str, two_threads: _core.ThreadPool
+) -> None:
+    spec = TinySpec("q4_1", num_heads=6, num_kv_heads=2, head_dim=32)
+    backend = loaded(spec, two_threads, isa=isa)
+    apart, shared = sharers(spec, backend, [1, 5, 16, 17], prefix)  # 17: too long to share a pass
+    alone = [backend.run(batch_of([part])) for part in apart]
+    for parts in (apart, shared, shared[::-1], [*shared, *apart[:1]][1:]):
+        together, first = backend.run(batch_of(parts)), 0
+        for part in parts:
+            assert_same(together, alone[part.seed], slice(first, first + part.num_rows))
+            first += part.num_rows
+
+
+def test_more_sharers_than_one_pass_takes_get_their_own_bits(two_threads: _core.ThreadPool) -> None:
+    spec = TinySpec("q4_1", num_heads=6, num_kv_heads=2, head_dim=32)
+    backend = loaded(spec, two_threads)
+    backend.run(batch_of([Part(tokens_of(spec, 272), 0, list(range(17)))]))
+    parts = [
+        Part(tokens_of(spec, 1, i), 272, [*range(17), 17 + i], temperature=1.0, seed=i) for i in range(BOUNDS.max_seqs)
+    ]
+    together = backend.run(batch_of(parts))
+    for i, part in enumerate(parts):
+        assert_same(together, backend.run(batch_of([part])), slice(i, i + 1))
 
 
 def test_stale_keys_and_values_of_others_never_matter(cut: tuple[CpuBackend, Part, RowResults]) -> None:

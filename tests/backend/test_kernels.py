@@ -380,6 +380,18 @@ def test_a_query_has_the_same_bits_alone_and_among_others(isa: str, kv_type: str
 
 @over_kv_types
 @over_isas
+def test_a_context_of_many_segments_ends_anywhere(isa: str, kv_type: str) -> None:
+    sequence = Sequence(4200, 1, 3, 16)
+    for end in (255, 256, 257, 512, 513, 4096, 4097, 4200):
+        first = max(0, end - 3)
+        expected, bound = sequence.expected(kv_type, first, end)
+        together = sequence.attend(isa, kv_type, first, end)
+        assert np.all(np.abs(together - expected) <= bound), end
+        np.testing.assert_array_equal(sequence.attend(isa, kv_type, first, end, queries_per_call=1), together)
+
+
+@over_kv_types
+@over_isas
 def test_tokens_after_a_query_and_unused_slots_do_not_matter(isa: str, kv_type: str) -> None:
     sequence = Sequence(131, 1, 3, 64)
     later = sequence.attend(isa, kv_type, 0, 131)

@@ -1,0 +1,75 @@
+// How the attention of a step is cut for the threads: the same for all its layers.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "batch.h"
+#include "kernels.h"
+
+namespace headrace {
+
+inline constexpr int kQueryTile = 16;   // query tokens of one sequence that share a pass over K and V
+inline constexpr int kItemTokens = 64;  // those of all sequences that keep a segment in the same blocks
+inline constexpr int kSegmentBlocks = kSegmentTokens / kBlockTokens;
+
+// Segments of a context that a token at `position` sees.
+inline int segments_before(int position) { return position / kSegmentTokens + 1; }
+
+// Query tokens over some segments of their context. Either a tile of a long slice over all that it sees, or tokens of
+// short slices over one segment that they keep in the same blocks.
+struct AttentionItem {
+    int slice;        // whose blocks are read
+    int first_token;  // index into AttentionPlan::tokens
+    int num_tokens;
+    int first_segment;
+    int num_segments;
+    int num_blocks;  // that hold what the tokens see, from the first segment on
+    bool is_split;   // merging the segments' states is left to a row operation
+};
+
+// Items that one thread computes, for one KV head, one after another.
+struct AttentionClaim {
+    int first_item;
+    int end_item;
+};
+
+// The most that any step may need.
+struct AttentionBounds {
+    explicit AttentionBounds(const Bounds& bounds);
+
+    std::size_t split_states;   // in units of num_heads
+    std::size_t thread_states;  // of an item that is not split, in units of heads_per_kv
+    std::size_t items;
+    std::size_t tokens;  // in all items
+    std::size_t max_seqs;
+    std::size_t max_tokens;
+
+    std::size_t nbytes() const;
+};
+
+struct AttentionPlan {
+    std::vector<AttentionItem> items;
+    std::vector<AttentionClaim> claims;
+    std::vector<int> tokens;  // of the items: indices of the step's tokens
+    // [T]: where the states of a token's segments begin, in units of num_heads; -1: its item is not split
+    std::vector<int> first_states;
+
+    // Takes all the memory that make() needs.
+    void reserve(const AttentionBounds& bounds);
+    void make(const Batch& batch, int num_threads, int num_kv_heads);
+
+private:
+    void choose_split_slices(const Batch& batch);
+    void add_split_items(const Batch& batch);
+    void add_split_item(const Batch& batch, int begin, int end, int segment);
+    void add_tiles(const Batch& batch, int query_tile);
+    void add_claims(std::size_t first_item, double most_work);
+    int num_tiles(const Batch& batch, int query_tile) const;
+
+    std::size_t max_states_ = 0;
+    std::vector<int> split_slices_;
+    std::vector<int> group_ends_, next_group_ends_;
+};
+
+}  // namespace headrace
