@@ -208,9 +208,13 @@ inline __m256i dot8_of_eight(__m256i acc, __m256i w, __m256i x) {
 inline i32x16 dot8(i32x16 acc, i32x16 w, i32x16 x) {
     return {dot8_of_eight(acc.lo, w.lo, x.lo), dot8_of_eight(acc.hi, w.hi, x.hi)};
 }
-inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) {  // 15 * 127 * 2 is far from 32,767
-    return {sum_pairs(acc.lo, _mm256_maddubs_epi16(w.lo, x.lo)), sum_pairs(acc.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
+// Sums of 8 quads stay in 16 bits, two of them in a lane: 8 * 2 * 15 * 127 = 30,480 at most.
+inline i32x16 begin_dot4(i32x16) { return splat(0); }
+inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) {
+    return {_mm256_add_epi16(acc.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
+            _mm256_add_epi16(acc.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
 }
+inline i32x16 end_dot4(i32x16 acc, i32x16 start) { return {sum_pairs(start.lo, acc.lo), sum_pairs(start.hi, acc.hi)}; }
 inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
     const i32x16 high = splat(static_cast<std::int32_t>(0xffff0000u));
     acc = fma(bits_to_f32(shift_left<16>(w)), bits_to_f32(shift_left<16>(x)), acc);

@@ -132,7 +132,9 @@ inline std::int32_t reduce_max(i32x16 x) { return _mm512_reduce_max_epi32(x.v); 
 // Dot products ------------------------------------------------------------------------------------------------------
 
 inline i32x16 dot8(i32x16 acc, i32x16 w, i32x16 x) { return {_mm512_dpbusd_epi32(acc.v, w.v, x.v)}; }
+inline i32x16 begin_dot4(i32x16 start) { return start; }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) { return dot8(acc, w, x); }
+inline i32x16 end_dot4(i32x16 acc, i32x16) { return acc; }
 inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
     return {_mm512_dpbf16_ps(acc.v, std::bit_cast<__m512bh>(w.v), std::bit_cast<__m512bh>(x.v))};
 }

@@ -260,7 +260,9 @@ inline int32x4_t dot8_of_four(int32x4_t acc, int32x4_t w, int32x4_t x) {
 inline i32x16 dot8(i32x16 acc, i32x16 w, i32x16 x) {
     return each<i32x16>([&](int i) { return dot8_of_four(acc.v[i], w.v[i], x.v[i]); });
 }
+inline i32x16 begin_dot4(i32x16 start) { return start; }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) { return dot8(acc, w, x); }
+inline i32x16 end_dot4(i32x16 acc, i32x16) { return acc; }
 // Not bfdot: it rounds to odd, and would give neither the oracle's bits nor AVX-512's.
 inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
     const i32x16 high = splat(static_cast<std::int32_t>(0xffff0000u));

@@ -254,8 +254,11 @@ inline i32x16 dot8(i32x16 acc, i32x16 w, i32x16 x) {
     for (int i = 0; i < 64; ++i) acc.lane[i / 4] += weights[i] * inputs[i];
     return acc;
 }
-// The same for weights in [0, 15], which have no offset.
+// The same for weights in [0, 15], which have no offset: begin_dot4, one dot4 for each of the 8 quads of a group,
+// end_dot4, so that the sums may be narrower until then; `start` is what they begin at.
+inline i32x16 begin_dot4(i32x16 start) { return start; }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) { return dot8(acc, w, x); }
+inline i32x16 end_dot4(i32x16 acc, i32x16) { return acc; }
 
 // The even element first, each product fused with its sum. AVX-512 has one instruction that rounds otherwise.
 inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
