@@ -130,12 +130,12 @@ std::shared_ptr<Program> make_program(std::shared_ptr<ThreadPool> pool, const st
                                      Bounds{max_tokens, max_rows, max_seqs, max_len});
 }
 
-void record_linear(Program& program, const std::vector<std::size_t>& outs, std::size_t x, const WeightRefs& weights,
-                   std::optional<std::size_t> add, bool is_rows) {
+void record_linear(Program& program, const std::vector<std::size_t>& outs, Program::Place x, const WeightRefs& weights,
+                   Program::Place add, bool is_rows) {
     program.linear(outs, x, {weights.begin(), weights.end()}, add, kind(is_rows));
 }
 
-void record_norm(Program& program, std::size_t out, std::size_t x, nb::handle weight, float eps, bool is_rows) {
+void record_norm(Program& program, Program::Place out, std::size_t x, nb::handle weight, float eps, bool is_rows) {
     const auto values = view<float>(weight, "weight");
     program.rms_norm(out, x, {values.begin(), values.end()}, eps, kind(is_rows));
 }
@@ -218,8 +218,8 @@ void bind_program(nb::module_& module) {
         .def(
             "embed", [](Program& it, std::size_t out, std::shared_ptr<Weight> table) { it.embed(out, table); }, "out"_a,
             "table"_a)
-        .def("rms_norm", &record_norm, "out"_a, "x"_a, "weight"_a, "eps"_a, "is_rows"_a)
-        .def("linear", &record_linear, "outs"_a, "x"_a, "weights"_a, "add"_a.none(), "is_rows"_a)
+        .def("rms_norm", &record_norm, "out"_a.none(), "x"_a, "weight"_a, "eps"_a, "is_rows"_a)
+        .def("linear", &record_linear, "outs"_a, "x"_a.none(), "weights"_a, "add"_a.none(), "is_rows"_a)
         .def(
             "rotate",
             [](Program& it, std::size_t out, std::size_t x, int width, int head_dim, nb::handle frequencies,
@@ -235,10 +235,10 @@ void bind_program(nb::module_& module) {
             "out"_a, "q"_a, "k"_a, "v"_a, "kv"_a, nb::kw_only(), "group"_a, "layer"_a, "num_heads"_a, "scale"_a)
         .def(
             "silu_mul",
-            [](Program& it, std::size_t out, std::size_t gate, std::size_t up, int width, bool is_rows) {
+            [](Program& it, Program::Place out, std::size_t gate, std::size_t up, int width, bool is_rows) {
                 it.silu_mul(out, gate, up, width, kind(is_rows));
             },
-            "out"_a, "gate"_a, "up"_a, "width"_a, "is_rows"_a)
+            "out"_a.none(), "gate"_a, "up"_a, "width"_a, "is_rows"_a)
         .def(
             "add",
             [](Program& it, std::size_t out, std::size_t x, std::size_t y, int width, bool is_rows) {
@@ -247,8 +247,8 @@ void bind_program(nb::module_& module) {
             "out"_a, "x"_a, "y"_a, "width"_a, "is_rows"_a)
         .def("select_rows", &Program::select_rows, "out"_a, "x"_a, "width"_a)
         .def(
-            "head", [](Program& it, std::size_t x, std::shared_ptr<Weight> weight) { it.head(x, weight); }, "x"_a,
-            "weight"_a)
+            "head", [](Program& it, Program::Place x, std::shared_ptr<Weight> weight) { it.head(x, weight); },
+            "x"_a.none(), "weight"_a)
         .def_prop_ro("arena_nbytes", &Program::arena_nbytes)
         .def_prop_ro("scratch_nbytes", &Program::scratch_nbytes)
         .def_prop_ro("max_tiles", &Program::max_tiles)

@@ -62,19 +62,60 @@ nb::object unpack(const std::string& isa, const std::string& format, int rows, i
     return out.object;
 }
 
-nb::object quantize(const std::string& isa, const std::string& act_name, RowArray x, bool wants_rest) {
-    const Kernels& kernels = kernels_named(isa);
-    require(act_name == "f32" || act_name == "bf16" || act_name == "q8", "act must be f32, bf16 or q8");
-    const Act act = act_name == "f32" ? Act::f32 : act_name == "bf16" ? Act::bf16 : Act::q8;
-    const std::size_t rows = x.shape(0), cols = x.shape(1), row_bytes = act_row_bytes(act, int(cols));
+Act act_named(const std::string& name) {
+    require(name == "f32" || name == "bf16" || name == "q8", "act must be f32, bf16 or q8");
+    return name == "f32" ? Act::f32 : name == "bf16" ? Act::bf16 : Act::q8;
+}
+
+// Rows in activation form, or what the first term of 8 bits leaves over. `quantize_at` gets a row's number and places.
+template <class QuantizeAt>
+nb::object quantized(Act act, std::size_t rows, std::size_t cols, bool wants_rest, const QuantizeAt& quantize_at) {
+    const std::size_t row_bytes = act_row_bytes(act, int(cols));
     NewArray<std::uint8_t> out(rows, row_bytes, 0, true);
     require(!wants_rest || act == Act::q8, "only q8 leaves a rest");
     Memory other(row_bytes);
     for (std::size_t row = 0; row < rows; ++row) {
         std::byte* wanted = reinterpret_cast<std::byte*>(out.data) + row * row_bytes;
-        kernels.quantize_row(act, x.data() + row * cols, int(cols), wants_rest ? other.data() : wanted,
-                             wants_rest ? wanted : nullptr);
+        quantize_at(row, wants_rest ? other.data() : wanted, wants_rest ? wanted : nullptr);
     }
+    return out.object;
+}
+
+nb::object quantize(const std::string& isa, const std::string& act_name, RowArray x, bool wants_rest) {
+    const Kernels& kernels = kernels_named(isa);
+    const Act act = act_named(act_name);
+    const std::size_t cols = x.shape(1);
+    return quantized(act, x.shape(0), cols, wants_rest, [&](std::size_t row, std::byte* out, std::byte* rest) {
+        kernels.quantize_row(act, x.data() + row * cols, int(cols), out, rest);
+    });
+}
+
+nb::object quantize_norm(const std::string& isa, const std::string& act_name, RowArray x, VectorArray weight, float eps,
+                         bool wants_rest) {
+    const Kernels& kernels = kernels_named(isa);
+    const Act act = act_named(act_name);
+    const std::size_t cols = x.shape(1);
+    require(weight.shape(0) == cols, "weight must be as wide as x");
+    return quantized(act, x.shape(0), cols, wants_rest, [&](std::size_t row, std::byte* out, std::byte* rest) {
+        kernels.quantize_norm(act, x.data() + row * cols, weight.data(), int(cols), eps, out, rest);
+    });
+}
+
+nb::object quantize_gated(const std::string& isa, const std::string& act_name, RowArray gate, RowArray up,
+                          bool wants_rest) {
+    const Kernels& kernels = kernels_named(isa);
+    const Act act = act_named(act_name);
+    const std::size_t cols = gate.shape(1);
+    require(up.shape(0) == gate.shape(0) && up.shape(1) == cols, "gate and up must have one shape");
+    return quantized(act, gate.shape(0), cols, wants_rest, [&](std::size_t row, std::byte* out, std::byte* rest) {
+        kernels.quantize_gated(act, gate.data() + row * cols, up.data() + row * cols, int(cols), out, rest);
+    });
+}
+
+nb::object rotary(const std::string& isa, Array<double, 1> turns, int position, float magnitude) {
+    const std::size_t pairs = turns.shape(0);
+    NewArray<float> out(2, pairs, 0.0f, true);
+    kernels_named(isa).rotary_angles(turns.data(), int(pairs), position, magnitude, out.data, out.data + pairs);
     return out.object;
 }
 
@@ -236,6 +277,10 @@ nb::object attend(const std::string& isa, const std::string& kv_type, HeadArray 
 void bind_kernels(nb::module_& module) {
     module.def("kernel_unpack", &unpack, "isa"_a, "format"_a, "rows"_a, "cols"_a, "data"_a);
     module.def("kernel_quantize", &quantize, "isa"_a, "act"_a, "x"_a, "wants_rest"_a = false);
+    module.def("kernel_quantize_norm", &quantize_norm, "isa"_a, "act"_a, "x"_a, "weight"_a, "eps"_a,
+               "wants_rest"_a = false);
+    module.def("kernel_quantize_gated", &quantize_gated, "isa"_a, "act"_a, "gate"_a, "up"_a, "wants_rest"_a = false);
+    module.def("kernel_rotary", &rotary, "isa"_a, "turns"_a, "position"_a, "magnitude"_a);
     module.def("kernel_gemm", &gemm, "isa"_a, "format"_a, "rows"_a, "data"_a, "x"_a, "add"_a = nb::none(),
                "tiles_per_call"_a = 1 << 20, "num_terms"_a = 1);
     module.def("kernel_rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a);

@@ -36,6 +36,7 @@ namespace {
 #include HEADRACE_ISA_HEADER
 #include "simd/math.inc"
 #include "kernels/rows.inc"
+#include "kernels/quantize.inc"
 #include "kernels/gemm_formats.inc"
 #include "kernels/gemm.inc"
 #include "kernels/attention.inc"
@@ -49,10 +50,13 @@ const Kernels HEADRACE_JOIN(kernels_, HEADRACE_ISA) = {
     .pack_tile = pack_tile,
     .unpack_row = unpack_row,
     .quantize_row = quantize_row,
+    .quantize_norm = quantize_norm,
+    .quantize_gated = quantize_gated,
     .gemm = gemm,
     .rms_norm = rms_norm,
     .silu_mul = silu_mul,
     .add = add,
+    .rotary_angles = rotary_angles,
     .rotate = rotate,
     .store_kv = store_kv,
     .attend = attend,

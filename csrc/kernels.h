@@ -156,11 +156,17 @@ struct Kernels {
     // `rest`, for q8 alone: null, or the row in which what rounding left over goes, quantized again; x is then the sum
     // of both to 15 bits.
     void (*quantize_row)(Act act, const float* x, int cols, std::byte* out, std::byte* rest);
+    // The same for a row that nobody else reads: rms_norm's, silu_mul's.
+    void (*quantize_norm)(Act act, const float* x, const float* weight, int cols, float eps, std::byte* out,
+                          std::byte* rest);
+    void (*quantize_gated)(Act act, const float* gate, const float* up, int cols, std::byte* out, std::byte* rest);
     void (*gemm)(const Gemm& args);
 
     void (*rms_norm)(const float* x, const float* weight, int width, float eps, float* out);
     void (*silu_mul)(const float* gate, const float* up, int width, float* out);
     void (*add)(const float* x, const float* y, int width, float* out);
+    // [pairs] each, of angles of `turns` quarter turns per position.
+    void (*rotary_angles)(const double* turns, int pairs, int position, float magnitude, float* cosines, float* sines);
     // num_heads heads of head_dim, pairs (i, i + rotary_pairs) for i < rotary_pairs; in place allowed.
     void (*rotate)(const float* x, int num_heads, int head_dim, int rotary_pairs, const float* cosines,
                    const float* sines, float* out);

@@ -69,14 +69,29 @@ struct Embed {
     std::shared_ptr<const Weight> table;
     void run(const Replay& replay, int row) const;
 };
-struct RmsNorm {
-    Buffer out, x;
-    std::vector<float> weight;
+struct Norm {
+    Buffer x;
+    std::shared_ptr<const std::vector<float>> weight;
     float eps;
+};
+struct RmsNorm {
+    Buffer out;
+    Norm norm;
     void run(const Replay& replay, int row) const;
 };
+struct Gate {
+    Buffer gate, up;
+};
+struct SiluMul {
+    Buffer out;
+    Gate gate;
+    void run(const Replay& replay, int row) const;
+};
+// A linear's or head's input: a buffer, or a row that nobody else reads and that is therefore never stored.
+using Input = std::variant<Buffer, Norm, Gate>;
 struct Quantize {
-    Buffer x;
+    Input x;
+    int width;
     Act act;
     std::optional<int> rest_row;  // of activations: where the rows of second terms begin
     void run(const Replay& replay, int row) const;
@@ -92,8 +107,8 @@ struct RotaryTable {
 };
 struct FillRotary {
     RotaryTable table;
-    std::vector<double> frequencies;
-    double magnitude;
+    std::vector<double> turns;  // quarter turns per position
+    float magnitude;
     void run(const Replay& replay, int row) const;
 };
 struct Rotate {
@@ -111,10 +126,6 @@ struct StoreKv {
 struct Merge {  // of contexts that were split; else attention has merged already
     Buffer out;
     int num_heads;
-    void run(const Replay& replay, int row) const;
-};
-struct SiluMul {
-    Buffer out, gate, up;
     void run(const Replay& replay, int row) const;
 };
 struct Add {

@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <numbers>
 #include <stdexcept>
 #include <utility>
 
@@ -50,30 +51,47 @@ void Program::embed(std::size_t out, WeightRef table) {
     weights_.push_back(std::move(table));
 }
 
-void Program::rms_norm(std::size_t out, std::size_t x, std::vector<float> weight, float eps, RowKind kind) {
+void Program::rms_norm(Place out, std::size_t x, std::vector<float> weight, float eps, RowKind kind) {
     const int width = int(weight.size());
-    append(kind, RmsNorm{buffer(out, width, kind), buffer(x, width, kind), std::move(weight), eps});
+    Norm norm{buffer(x, width, kind), std::make_shared<const std::vector<float>>(std::move(weight)), eps};
+    if (out) return append(kind, RmsNorm{buffer(*out, width, kind), std::move(norm)});
+    leave_unstored({std::move(norm), width, kind});
+}
+
+void Program::leave_unstored(Unstored rows) {
+    require(!unstored_, "two inputs without a place were recorded before the linear or head that takes one");
+    unstored_ = std::move(rows);
+}
+
+Input Program::input(Place x, int width, RowKind kind) {
+    if (x) return buffer(*x, width, kind);
+    require(unstored_ && unstored_->width == width && unstored_->kind == kind,
+            "an input without a place must be the norm or gate recorded before, of its width");
+    Input rows = std::move(unstored_->rows);
+    unstored_.reset();
+    return rows;
 }
 
 // One form of the input serves all weights that want it.
-void Program::quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind,
+void Program::quantize(const Input& x, const std::vector<WeightRef>& weights, RowKind kind,
                        std::optional<int> rest_row) {
     const int rows = std::max(bounds_.max_tokens, bounds_.max_rows + rest_row.value_or(0));
+    const int width = weights.front()->matrix().cols;
     bool is_done[kNumActs] = {};
     for (const WeightRef& weight : weights) {
-        require(weight->matrix().cols == x.width, "a weight's columns differ from its input's width");
+        require(weight->matrix().cols == width, "a weight's columns differ from its input's width");
         const Act act = traits(weight->matrix().format).act;
         if (std::exchange(is_done[int(act)], true)) continue;
-        act_bytes_[int(act)] = std::max(act_bytes_[int(act)], rows * act_row_bytes(act, x.width));
-        append(kind, Quantize{x, act, rest_row});
+        act_bytes_[int(act)] = std::max(act_bytes_[int(act)], rows * act_row_bytes(act, width));
+        append(kind, Quantize{x, width, act, rest_row});
     }
     weights_.insert(weights_.end(), weights.begin(), weights.end());
 }
 
-void Program::linear(const std::vector<std::size_t>& outs, std::size_t x, const std::vector<WeightRef>& weights,
-                     std::optional<std::size_t> add, RowKind kind) {
+void Program::linear(const std::vector<std::size_t>& outs, Place x, const std::vector<WeightRef>& weights, Place add,
+                     RowKind kind) {
     require(!weights.empty() && outs.size() == weights.size(), "a linear needs one output per weight");
-    quantize(buffer(x, weights[0]->matrix().cols, kind), weights, kind, std::nullopt);
+    quantize(input(x, weights[0]->matrix().cols, kind), weights, kind, std::nullopt);
     std::vector<Linear::Product> products;
     for (std::size_t i = 0; i < weights.size(); ++i) {
         products.push_back({weights[i], buffer(outs[i], weights[i]->matrix().rows, kind)});
@@ -94,7 +112,9 @@ void Program::rotate(std::size_t out, std::size_t x, int width, int head_dim, co
     if (same == rotary_.end()) {
         const RotaryTable table{rotary_floats_, pairs};
         rotary_floats_ += std::size_t(bounds_.max_tokens) * 2 * pairs;
-        append(RowKind::tokens, FillRotary{table, frequencies, magnitude});
+        std::vector<double> turns = frequencies;
+        for (double& it : turns) it *= 2 * std::numbers::inv_pi;
+        append(RowKind::tokens, FillRotary{table, std::move(turns), float(magnitude)});
         same = rotary_.insert(rotary_.end(), {frequencies, magnitude, table});
     }
     append(RowKind::tokens,
@@ -124,8 +144,10 @@ void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size
     caches_[site.group] = site.cache;
 }
 
-void Program::silu_mul(std::size_t out, std::size_t gate, std::size_t up, int width, RowKind kind) {
-    append(kind, SiluMul{buffer(out, width, kind), buffer(gate, width, kind), buffer(up, width, kind)});
+void Program::silu_mul(Place out, std::size_t gate, std::size_t up, int width, RowKind kind) {
+    const Gate rows{buffer(gate, width, kind), buffer(up, width, kind)};
+    if (out) return append(kind, SiluMul{buffer(*out, width, kind), rows});
+    leave_unstored({rows, width, kind});
 }
 
 void Program::add(std::size_t out, std::size_t x, std::size_t y, int width, RowKind kind) {
@@ -136,12 +158,12 @@ void Program::select_rows(std::size_t out, std::size_t x, int width) {
     append(RowKind::logits, SelectRows{buffer(out, width, RowKind::logits), buffer(x, width, RowKind::tokens)});
 }
 
-void Program::head(std::size_t x, WeightRef weight) {
+void Program::head(Place x, WeightRef weight) {
     const Matrix& w = weight->matrix();
     require(w.rows == bounds_.vocab, "the head's rows differ from the embedding's");
     std::optional<int> rest_row;
     if (traits(w.format).act == Act::q8) rest_row = bounds_.max_rows;
-    quantize(buffer(x, w.cols, RowKind::logits), {weight}, RowKind::logits, rest_row);
+    quantize(input(x, w.cols, RowKind::logits), {weight}, RowKind::logits, rest_row);
     append_phase(Head(std::move(weight), rest_row, pool_->num_threads()));
     has_head_ = true;
 }
@@ -189,6 +211,7 @@ std::size_t Program::max_tiles() const {
 void Program::allocate() {
     require(!arena_, "the program has its memory already");
     require(has_head_, "the program has no head yet");
+    require(!unstored_, "an input without a place was recorded that no linear or head takes");
     require(max_tiles() <= ThreadPool::kMaxTiles, "a step within the bounds has more tiles than the pool counts");
     arena_ = Memory(arena_nbytes());
     scratch_ = Memory(scratch_nbytes());

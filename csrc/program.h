@@ -34,9 +34,12 @@ public:
     // Recording. Shapes are checked by throwing std::invalid_argument.
     using WeightRef = std::shared_ptr<const Weight>;
     void embed(std::size_t out, WeightRef table);
-    void rms_norm(std::size_t out, std::size_t x, std::vector<float> weight, float eps, RowKind kind);
-    void linear(const std::vector<std::size_t>& outs, std::size_t x, const std::vector<WeightRef>& weights,
-                std::optional<std::size_t> add, RowKind kind);
+    // rms_norm and silu_mul without `out`, and the linear or head that follows without `x`: one reader, which has the
+    // rows computed where it quantizes them.
+    using Place = std::optional<std::size_t>;
+    void rms_norm(Place out, std::size_t x, std::vector<float> weight, float eps, RowKind kind);
+    void linear(const std::vector<std::size_t>& outs, Place x, const std::vector<WeightRef>& weights, Place add,
+                RowKind kind);
     void rotate(std::size_t out, std::size_t x, int width, int head_dim, const std::vector<double>& frequencies,
                 double magnitude);
     struct AttentionSite {
@@ -46,10 +49,10 @@ public:
         float scale;
     };
     void attention(std::size_t out, std::size_t q, std::size_t k, std::size_t v, const AttentionSite& site);
-    void silu_mul(std::size_t out, std::size_t gate, std::size_t up, int width, RowKind kind);
+    void silu_mul(Place out, std::size_t gate, std::size_t up, int width, RowKind kind);
     void add(std::size_t out, std::size_t x, std::size_t y, int width, RowKind kind);
     void select_rows(std::size_t out, std::size_t x, int width);
-    void head(std::size_t x, WeightRef weight);
+    void head(Place x, WeightRef weight);
 
     std::size_t arena_nbytes() const { return arena_floats_ * sizeof(float); }
     // What a step needs beside the arena: quantized inputs, rotary tables, attention states, logits, the sampler's own.
@@ -74,6 +77,11 @@ private:
     struct Sizes {
         std::size_t acts[kNumActs], rotary, split_states, split_acc, thread_states, thread_acc, logits, sample;
     };
+    struct Unstored {
+        Input rows;
+        int width;
+        RowKind kind;
+    };
     struct Tables {
         std::vector<double> frequencies;
         double magnitude;
@@ -83,7 +91,9 @@ private:
     Buffer buffer(std::size_t offset, int width, RowKind kind);
     void append(RowKind kind, RowOp op);
     void append_phase(Phase phase) { phases_.push_back(std::move(phase)); }
-    void quantize(const Buffer& x, const std::vector<WeightRef>& weights, RowKind kind, std::optional<int> rest_row);
+    void leave_unstored(Unstored rows);
+    Input input(Place x, int width, RowKind kind);
+    void quantize(const Input& x, const std::vector<WeightRef>& weights, RowKind kind, std::optional<int> rest_row);
     void check_recording() const;
     Sizes sizes() const;
     int head_rows() const;
@@ -96,6 +106,7 @@ private:
     Replay replay_;
     std::vector<Phase> phases_;
     std::vector<Tables> rotary_;
+    std::optional<Unstored> unstored_;  // rows that the next linear or head takes
     std::vector<WeightRef> weights_;
     std::vector<std::shared_ptr<const KvCache>> caches_;
     std::size_t arena_floats_ = 0;

@@ -12,24 +12,30 @@ void Embed::run(const Replay& replay, int row) const {
 }
 
 void RmsNorm::run(const Replay& replay, int row) const {
-    replay.kernels->rms_norm(x.row(replay, row), weight.data(), x.width, eps, out.row(replay, row));
+    replay.kernels->rms_norm(norm.x.row(replay, row), norm.weight->data(), out.width, norm.eps, out.row(replay, row));
+}
+
+void SiluMul::run(const Replay& replay, int row) const {
+    replay.kernels->silu_mul(gate.gate.row(replay, row), gate.up.row(replay, row), out.width, out.row(replay, row));
 }
 
 void Quantize::run(const Replay& replay, int row) const {
-    std::byte* acts = replay.acts[int(act)] + row * act_row_bytes(act, x.width);
-    std::byte* rest = rest_row ? acts + *rest_row * act_row_bytes(act, x.width) : nullptr;
-    replay.kernels->quantize_row(act, x.row(replay, row), x.width, acts, rest);
+    const Kernels& kernels = *replay.kernels;
+    const std::size_t row_bytes = act_row_bytes(act, width);
+    std::byte* acts = replay.acts[int(act)] + row * row_bytes;
+    std::byte* rest = rest_row ? acts + *rest_row * row_bytes : nullptr;
+    if (const auto* norm = std::get_if<Norm>(&x)) {
+        kernels.quantize_norm(act, norm->x.row(replay, row), norm->weight->data(), width, norm->eps, acts, rest);
+    } else if (const auto* gate = std::get_if<Gate>(&x)) {
+        kernels.quantize_gated(act, gate->gate.row(replay, row), gate->up.row(replay, row), width, acts, rest);
+    } else {
+        kernels.quantize_row(act, std::get<Buffer>(x).row(replay, row), width, acts, rest);
+    }
 }
 
-// In double: at position 100,000 a float angle would be off by up to 0.004.
 void FillRotary::run(const Replay& replay, int row) const {
-    float* cosines = table.cosines(replay, row);
-    float* sines = table.sines(replay, row);
-    for (int i = 0; i < table.pairs; ++i) {
-        const double angle = replay.positions[row] * frequencies[i];
-        cosines[i] = float(std::cos(angle) * magnitude);
-        sines[i] = float(std::sin(angle) * magnitude);
-    }
+    replay.kernels->rotary_angles(turns.data(), table.pairs, replay.positions[row], magnitude,
+                                  table.cosines(replay, row), table.sines(replay, row));
 }
 
 void Rotate::run(const Replay& replay, int row) const {
@@ -42,10 +48,6 @@ void StoreKv::run(const Replay& replay, int row) const {
     const std::int32_t* blocks = &replay.batch->blocks[group][replay.batch->block_offsets[group][slice]];
     replay.kernels->store_kv(cache->layer(layer), blocks[position / kBlockTokens], position % kBlockTokens,
                              keys.row(replay, row), values.row(replay, row));
-}
-
-void SiluMul::run(const Replay& replay, int row) const {
-    replay.kernels->silu_mul(gate.row(replay, row), up.row(replay, row), out.width, out.row(replay, row));
 }
 
 void Add::run(const Replay& replay, int row) const {

@@ -58,6 +58,35 @@ Output rotate(const Kernels& kernels, int num_heads, int head_dim, int pairs) {
     return output;
 }
 
+// Computed where they are quantized, into both terms.
+Output quantize_inputs(const Kernels& kernels, int width) {
+    const Array<float> x = normal_floats(width, width), y = normal_floats(width, width + 1);
+    const std::size_t row_bytes = act_row_bytes(Act::q8, width);
+    Output output;
+    for (const bool is_norm : {true, false}) {
+        Array<std::byte> out(row_bytes), rest(row_bytes);
+        if (is_norm) {
+            kernels.quantize_norm(Act::q8, x.data(), y.data(), width, 0x1p-17f, out.data(), rest.data());
+        } else {
+            kernels.quantize_gated(Act::q8, x.data(), y.data(), width, out.data(), rest.data());
+        }
+        output.add(out.all());
+        output.add(rest.all());
+    }
+    return output;
+}
+
+Output rotary_angles(const Kernels& kernels, int pairs, int position) {
+    Array<double> turns(pairs);
+    for (int i = 0; i < pairs; ++i) turns[i] = 1.0 / (1 + i * i);
+    Array<float> cosines(pairs), sines(pairs);
+    kernels.rotary_angles(turns.data(), pairs, position, 0.75f, cosines.data(), sines.data());
+    Output output;
+    output.add(cosines.all());
+    output.add(sines.all());
+    return output;
+}
+
 }  // namespace
 
 void add_row_cases(std::vector<Case>& cases) {
@@ -66,6 +95,10 @@ void add_row_cases(std::vector<Case>& cases) {
         cases.push_back({join({"rms_norm", end}), [=](const Kernels& kernels) { return rms_norm(kernels, width); }});
         cases.push_back({join({"silu_mul", end}), [=](const Kernels& kernels) { return silu_mul(kernels, width); }});
         cases.push_back({join({"add", end}), [=](const Kernels& kernels) { return add(kernels, width); }});
+        cases.push_back(
+            {join({"quantize_inputs", end}), [=](const Kernels& kernels) { return quantize_inputs(kernels, width); }});
+        cases.push_back({join({"rotary_angles", end}),
+                         [=](const Kernels& kernels) { return rotary_angles(kernels, width, 8191); }});
     }
     struct Shape {
         int num_heads, head_dim, pairs;

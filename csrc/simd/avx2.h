@@ -127,11 +127,17 @@ inline __m256i round_to_bf16(__m256 x) {
 inline void store_bf16(std::byte* p, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pack_16(round_to_bf16(x.lo), round_to_bf16(x.hi)));
 }
-inline void store_low8(std::byte* p, i32x16 x) {
-    const i32x16 low = x & splat(0xff);
-    const __m256i words = pack_16(low.lo, low.hi);
-    const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
+    const i32x16 byte = splat(0xff), low_a = a & byte, low_b = b & byte;
+    const __m256i words_a = _mm256_packus_epi32(low_a.lo, low_a.hi), words_b = _mm256_packus_epi32(low_b.lo, low_b.hi);
+    const __m256i quads = _mm256_packus_epi16(words_a, words_b);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm256_permutevar8x32_epi32(quads, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7)));
+}
+inline void store_bf16_in_words(std::byte* p, f32x16 x, int half) {
+    alignas(32) std::uint16_t bits[16];
+    store_bf16(reinterpret_cast<std::byte*>(bits), x);
+    for (int i = 0; i < 16; ++i) std::memcpy(p + 4 * i + 2 * half, bits + i, sizeof bits[i]);
 }
 
 // p * 2^n, rounded once, for p near 1 and whole n in [-160, 130]: in two halves, as neither 2^n need be a normal
@@ -194,6 +200,17 @@ inline std::int32_t reduce_max(i32x16 x) {
     const __m128i four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
     const __m128i two = _mm_max_epi32(four, _mm_shuffle_epi32(four, _MM_SHUFFLE(1, 0, 3, 2)));
     return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, _MM_SHUFFLE(2, 3, 0, 1))));
+}
+
+template <class F>
+inline i32x16 reduce_four(const i32x16 (&x)[4], F&& f) {
+    const auto low = [](__m256i a, __m256i b) { return _mm256_permute2x128_si256(a, b, 0x20); };
+    const auto high = [](__m256i a, __m256i b) { return _mm256_permute2x128_si256(a, b, 0x31); };
+    const i32x16 ab = f(i32x16{x[0].lo, x[1].lo}, i32x16{x[0].hi, x[1].hi});
+    const i32x16 cd = f(i32x16{x[2].lo, x[3].lo}, i32x16{x[2].hi, x[3].hi});
+    i32x16 all = f(i32x16{low(ab.lo, ab.hi), low(cd.lo, cd.hi)}, i32x16{high(ab.lo, ab.hi), high(cd.lo, cd.hi)});
+    all = f(all, i32x16{_mm256_shuffle_epi32(all.lo, 0x4e), _mm256_shuffle_epi32(all.hi, 0x4e)});
+    return f(all, i32x16{_mm256_shuffle_epi32(all.lo, 0xb1), _mm256_shuffle_epi32(all.hi, 0xb1)});
 }
 
 // Dot products ------------------------------------------------------------------------------------------------------

@@ -95,8 +95,18 @@ inline f32x16 load_bf16(const std::byte* p) {
 inline void store_bf16(std::byte* p, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
 }
-inline void store_low8(std::byte* p, i32x16 x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.v));
+inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
+    alignas(64) static constexpr auto kLowWords = [] {
+        std::array<std::uint16_t, 32> words{};
+        for (std::uint16_t i = 0; i < 32; ++i) words[i] = 2 * i;
+        return words;
+    }();
+    const __m512i words = _mm512_permutex2var_epi16(a.v, _mm512_load_si512(kLowWords.data()), b.v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi16_epi8(words));
+}
+inline void store_bf16_in_words(std::byte* p, f32x16 x, int half) {
+    const __m512i bits = _mm512_cvtepu16_epi32(std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
+    _mm512_mask_storeu_epi16(p, 0x55555555u << half, _mm512_sll_epi32(bits, _mm_cvtsi32_si128(16 * half)));
 }
 inline f32x16 times_power_of_two(f32x16 p, f32x16 n) { return {_mm512_scalef_ps(p.v, n.v)}; }
 
@@ -128,6 +138,17 @@ inline float reduce_max(f32x16 x) {
 }
 inline std::int32_t reduce_add(i32x16 x) { return _mm512_reduce_add_epi32(x.v); }
 inline std::int32_t reduce_max(i32x16 x) { return _mm512_reduce_max_epi32(x.v); }
+
+template <class F>
+inline i32x16 reduce_four(const i32x16 (&x)[4], F&& f) {
+    const auto halves = [&](i32x16 a, i32x16 b) {  // [a, a, b, b] in blocks of 4 lanes
+        return f(i32x16{_mm512_shuffle_i32x4(a.v, b.v, 0x44)}, i32x16{_mm512_shuffle_i32x4(a.v, b.v, 0xee)});
+    };
+    const i32x16 ab = halves(x[0], x[1]), cd = halves(x[2], x[3]);
+    i32x16 all = f(i32x16{_mm512_shuffle_i32x4(ab.v, cd.v, 0x88)}, i32x16{_mm512_shuffle_i32x4(ab.v, cd.v, 0xdd)});
+    all = f(all, i32x16{_mm512_shuffle_epi32(all.v, _MM_PERM_BADC)});
+    return f(all, i32x16{_mm512_shuffle_epi32(all.v, _MM_PERM_CDAB)});
+}
 
 // Dot products ------------------------------------------------------------------------------------------------------
 

@@ -181,11 +181,20 @@ inline void store_bf16(std::byte* p, f32x16 x) {
         store_128(p + 8 * i, vreinterpretq_u8_u16(eight));
     }
 }
-inline void store_low8(std::byte* p, i32x16 x) {  // the even bytes of the even halves
+inline uint8x16_t low_bytes(i32x16 x) {  // the even bytes of the even halves
     const auto low_halves = [&](int i) {
         return vuzp1q_s16(vreinterpretq_s16_s32(x.v[i]), vreinterpretq_s16_s32(x.v[i + 1]));
     };
-    store_128(p, vuzp1q_u8(vreinterpretq_u8_s16(low_halves(0)), vreinterpretq_u8_s16(low_halves(2))));
+    return vuzp1q_u8(vreinterpretq_u8_s16(low_halves(0)), vreinterpretq_u8_s16(low_halves(2)));
+}
+inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
+    store_128(p, low_bytes(a));
+    store_128(p + 16, low_bytes(b));
+}
+inline void store_bf16_in_words(std::byte* p, f32x16 x, int half) {  // there are no masked stores
+    std::uint16_t bits[16];
+    store_bf16(reinterpret_cast<std::byte*>(bits), x);
+    for (int i = 0; i < 16; ++i) std::memcpy(p + 4 * i + 2 * half, bits + i, sizeof bits[i]);
 }
 
 // p * 2^n, rounded once, for p near 1 and whole n in [-160, 130]: in two halves, as neither 2^n need be a normal
@@ -250,6 +259,19 @@ inline std::int32_t reduce_add(i32x16 x) {
 }
 inline std::int32_t reduce_max(i32x16 x) {
     return vmaxvq_s32(vmaxq_s32(vmaxq_s32(x.v[0], x.v[1]), vmaxq_s32(x.v[2], x.v[3])));
+}
+
+template <class F>
+inline i32x16 reduce_four(const i32x16 (&x)[4], F&& f) {
+    i32x16 fours;  // four lanes of each
+    const auto four_of = [&](const i32x16& it) {
+        const i32x16 eight = f(it, i32x16{{it.v[2], it.v[3], it.v[2], it.v[3]}});
+        return f(eight, i32x16{{eight.v[1], eight.v[1], eight.v[1], eight.v[1]}}).v[0];
+    };
+    for (int i = 0; i < 4; ++i) fours.v[i] = four_of(x[i]);
+    const auto turned = each<i32x16>([&](int i) { return vextq_s32(fours.v[i], fours.v[i], 2); });
+    const i32x16 twos = f(fours, turned);
+    return f(twos, each<i32x16>([&](int i) { return vextq_s32(twos.v[i], twos.v[i], 1); }));
 }
 
 // Dot products ------------------------------------------------------------------------------------------------------

@@ -179,8 +179,15 @@ inline void store_bf16(std::byte* p, f32x16 x) {
         std::memcpy(p + 2 * i, &half, sizeof half);
     }
 }
-inline void store_low8(std::byte* p, i32x16 x) {
-    for (int i = 0; i < 16; ++i) p[i] = static_cast<std::byte>(x.lane[i]);
+inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {  // the low bytes of a's lanes, then of b's
+    for (int i = 0; i < 16; ++i) p[i] = static_cast<std::byte>(a.lane[i]);
+    for (int i = 0; i < 16; ++i) p[16 + i] = static_cast<std::byte>(b.lane[i]);
+}
+// bf16 into half `half` (0: the low one) of 16 words, whose other halves are left alone: another thread may write them.
+inline void store_bf16_in_words(std::byte* p, f32x16 x, int half) {
+    std::byte bits[2 * 16];
+    store_bf16(bits, x);
+    for (int i = 0; i < 16; ++i) std::memcpy(p + 4 * i + 2 * half, bits + 2 * i, 2);
 }
 
 // p * 2^n, rounded once, for p near 1 and whole n in [-160, 130]: in two halves, as neither 2^n need be a normal
@@ -243,6 +250,13 @@ inline std::int32_t reduce_add(i32x16 x) {
 }
 inline std::int32_t reduce_max(i32x16 x) {
     return reduce(x, [](std::int32_t a, std::int32_t b) { return a > b ? a : b; });
+}
+// Lanes 4 i to 4 i + 3: the reduction of x[i] by f, which must be exact: each set has its own order.
+template <class F>
+inline i32x16 reduce_four(const i32x16 (&x)[4], F&& f) {
+    i32x16 out = each<i32x16>([&](int i) { return x[i / 4].lane[0]; });
+    for (int lane = 1; lane < 16; ++lane) out = f(out, each<i32x16>([&](int i) { return x[i / 4].lane[lane]; }));
+    return out;
 }
 
 // Dot products: lane i of `acc` gains the products of the 4 bytes (2 bf16) in lane i of w and x ----------------------

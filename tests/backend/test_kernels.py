@@ -278,6 +278,51 @@ def test_silu_mul_goes_to_zero_below_and_passes_nan(isa: str) -> None:
     np.testing.assert_array_equal(out, np.float32([0, 0, np.nan, 3e38]))
 
 
+@pytest.mark.parametrize("act", ["f32", "bf16", "q8", "q8's rest"])
+@over_isas
+def test_rows_quantized_where_they_are_computed_have_the_bits_of_stored_ones(isa: str, act: str) -> None:
+    form = (act.removesuffix("'s rest"), act.endswith("rest"))
+    for width in (1, 31, 33, 64, 96, 130, 576, 1100):
+        x, y = random(width, 4, width), random(width + 1, 4, width)
+        x[1, -1], x[2, width // 2], y[3] = np.inf, np.nan, 1e-32
+        normed = _core.kernel_rms_norm(isa, x, y[0], 1e-5)
+        gated = np.stack([_core.kernel_silu_mul(isa, *rows) for rows in zip(x, y, strict=True)])
+        np.testing.assert_array_equal(
+            _core.kernel_quantize_norm(isa, form[0], x, y[0], 1e-5, form[1]),
+            _core.kernel_quantize(isa, form[0], normed, form[1]),
+        )
+        quantized_gate = _core.kernel_quantize_gated(isa, form[0], x, y, form[1])
+        np.testing.assert_array_equal(quantized_gate, _core.kernel_quantize(isa, form[0], gated, form[1]))
+        np.testing.assert_array_equal(quantized_gate, _core.kernel_quantize_gated("scalar", form[0], x, y, form[1]))
+
+
+@over_isas
+def test_a_group_with_an_infinity_or_nan_is_marked_and_no_other(isa: str) -> None:
+    x = random(1, 2, 9 * GROUP)
+    for group, damage in ((1, np.inf), (3, np.nan), (4, -np.inf), (8, np.nan)):
+        x[1, group * GROUP + 5] = damage
+        x[1, group * GROUP + 20] = damage
+    for wants_rest in (False, True):
+        rows = _core.kernel_quantize(isa, "q8", x, wants_rest)[:, : 9 * (GROUP + 12)].reshape(2, 9, GROUP + 12)
+        scales = np.ascontiguousarray(rows[:, :, GROUP : GROUP + 4]).view(np.float32)[:, :, 0]
+        sums = np.ascontiguousarray(rows[:, :, GROUP + 4 : GROUP + 8]).view(np.int32)[:, :, 0]
+        assert np.flatnonzero(np.isnan(scales[1])).tolist() == [1, 3, 4, 8]
+        assert not rows[1, [1, 3, 4, 8], :GROUP].any() and not sums[1, [1, 3, 4, 8]].any()
+        assert not np.isnan(scales[0]).any()
+
+
+@over_isas
+def test_rotary_angles_are_within_two_roundings_however_far_and_equal_on_every_instruction_set(isa: str) -> None:
+    for pairs in (1, 16, 20, 64):
+        turns = 100000.0 ** (-np.arange(pairs) / pairs) * 2 / np.pi
+        for position in (0, 1, 2, 3, 8191, 1_000_003):
+            out = _core.kernel_rotary(isa, turns, position, 0.75)
+            angles = position * turns * (np.pi / 2)
+            expected = 0.75 * np.stack([np.cos(angles), np.sin(angles)])
+            assert np.all(np.abs(out - expected) <= 2 * U + 1e-15 * position)  # the angle's own rounding, far out
+            np.testing.assert_array_equal(out, _core.kernel_rotary("scalar", turns, position, 0.75))
+
+
 @over_isas
 def test_add_is_exact_addition(isa: str) -> None:
     for width in (1, 16, 17, 100):

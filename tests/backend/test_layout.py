@@ -56,6 +56,22 @@ def test_a_product_that_is_used_again_is_not_fused_away() -> None:
     assert fuse(ops.operations) == ops.operations
 
 
+def test_norms_and_gates_that_one_linear_or_the_head_reads_are_not_stored() -> None:
+    operations = recorded(TinySpec(num_layers=3))
+    fused = fuse(operations)
+    gone = {value for it in operations for value in it.writes} - {value for it in fused for value in it.writes}
+    assert len(gone) == 3 * 5 + 1  # two norms, a gate and two products that a residual joined per layer; the last norm
+    assert not gone & {value for it in fused for value in (*it.reads, *it.reads_late)}
+
+
+def test_a_norm_that_is_read_twice_is_stored() -> None:
+    ops = Recorder()
+    x = ops.rms_norm(ops.embed(SQUARE), NORM, 1e-5)
+    ops.linear(x, (SQUARE,))
+    ops.head(x, SQUARE)
+    assert fuse(ops.operations) == ops.operations
+
+
 def places(operations: Sequence[Operation]) -> list[tuple[Value, int, int, int, int]]:
     """(value, begin, end, first phase, last phase) of every value."""
     lives, offsets = lives_of(operations), lay_out(operations, NUM_ROWS)

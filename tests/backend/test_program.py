@@ -161,6 +161,17 @@ def record_attention(it: _core.Program, **changes: Any) -> None:
     it.attention(0, 0, 0, 0, kv, **{"group": 0, "layer": 0, "num_heads": 4, "scale": 1.0, **changes})
 
 
+def record_unstored(it: _core.Program) -> _core.Program:
+    it.silu_mul(None, 0, 0, 32, False)
+    return it
+
+
+def record_head_beside_unstored(it: _core.Program) -> _core.Program:
+    it.embed(0, weight())
+    record_unstored(it).head(0, weight())
+    return it
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -174,6 +185,11 @@ def record_attention(it: _core.Program, **changes: Any) -> None:
         (lambda it: record_attention(it, group=4), "KV groups"),
         (lambda it: it.head(0, weight()), "differ from the embedding's"),
         (lambda it: it.rms_norm(0, 0, np.ones(3), 1e-5, False), "weight must be an array of float32"),
+        (lambda it: it.linear([0], None, [weight()], None, False), "norm or gate recorded before"),
+        (lambda it: record_unstored(it).linear([0], None, [weight()], None, True), "norm or gate recorded before"),
+        (lambda it: record_unstored(it).linear([0], None, [weight(columns=64)], None, False), "of its width"),
+        (lambda it: record_unstored(record_unstored(it)), "two inputs without a place"),
+        (lambda it: record_head_beside_unstored(it).allocate(), "no linear or head takes"),
         (lambda it: it.allocate(), "no head"),
     ],
 )

@@ -49,6 +49,10 @@ class Places:
     def __call__(self, value: Value) -> int:
         return self.offsets[value]
 
+    def find(self, value: Value) -> int | None:
+        """None for a value that is computed where it is read."""
+        return self.offsets.get(value)
+
 
 class Operation(Protocol):
     """A recorded operation: reads and writes values; `reads_late` in its own phase, `reads` in the rows' before it."""
@@ -76,6 +80,7 @@ class RowOperation:
     writes: tuple[Value, ...]
     call: Callable[[_core.Program, Places], None]
     is_elementwise: bool = False
+    is_inlined: bool = False  # by the core, into a linear or head that is all that reads it
     reads_late: tuple[Value, ...] = ()
     is_rowwise: bool = True
 
@@ -117,11 +122,12 @@ class Linear:
     weights: tuple[_core.Weight, ...]
     writes: tuple[Value, ...]
     addend: Value | None = None  # joins the first product
+    source: RowOperation | None = None  # of x, if nothing else reads it
     is_rowwise: bool = False
 
     @property
     def reads(self) -> tuple[Value, ...]:
-        return (self.x,)
+        return (self.x,) if self.source is None else self.source.reads
 
     @property
     def reads_late(self) -> tuple[Value, ...]:
@@ -133,7 +139,29 @@ class Linear:
 
     def replay(self, program: _core.Program, at: Places) -> None:
         addend = None if self.addend is None else at(self.addend)
-        program.linear([at(out) for out in self.writes], at(self.x), list(self.weights), addend, self.x.is_rows)
+        if self.source is not None:
+            self.source.replay(program, at)
+        program.linear([at(out) for out in self.writes], at.find(self.x), list(self.weights), addend, self.x.is_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    x: Value
+    weight: _core.Weight
+    source: RowOperation | None = None  # of x, if nothing else reads it
+    is_rowwise: bool = True
+    writes: tuple[Value, ...] = ()
+    reads_late: tuple[Value, ...] = ()
+    replaceable: tuple[Value, ...] = ()
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        return (self.x,) if self.source is None else self.source.reads
+
+    def replay(self, program: _core.Program, at: Places) -> None:
+        if self.source is not None:
+            self.source.replay(program, at)
+        program.head(at.find(self.x), self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +210,11 @@ class Recorder:
 
     def rms_norm(self, x: Value, weight: Prepared, eps: float) -> Value:
         out, scale = self._new(x.width, x.kind), as_vector(weight)
-        self.operations.append(
-            RowOperation((x,), (out,), lambda program, at: program.rms_norm(at(out), at(x), scale, eps, x.is_rows))
-        )
+
+        def call(program: _core.Program, at: Places) -> None:
+            program.rms_norm(at.find(out), at(x), scale, eps, x.is_rows)
+
+        self.operations.append(RowOperation((x,), (out,), call, is_inlined=True))
         return out
 
     def linear(self, x: Value, weights: Sequence[Prepared]) -> tuple[Value, ...]:
@@ -216,9 +246,9 @@ class Recorder:
         out = self._new(gate.width, gate.kind)
 
         def call(program: _core.Program, at: Places) -> None:
-            program.silu_mul(at(out), at(gate), at(up), out.width, out.is_rows)
+            program.silu_mul(at.find(out), at(gate), at(up), out.width, out.is_rows)
 
-        self.operations.append(RowOperation((gate, up), (out,), call, is_elementwise=True))
+        self.operations.append(RowOperation((gate, up), (out,), call, is_elementwise=True, is_inlined=True))
         return out
 
     def add(self, x: Value, y: Value) -> Value:
@@ -234,8 +264,7 @@ class Recorder:
         return out
 
     def head(self, x: Value, weight: Prepared) -> None:
-        matrix = as_matrix(weight)
-        self.operations.append(RowOperation((x,), (), lambda program, at: program.head(at(x), matrix)))
+        self.operations.append(Head(x, as_matrix(weight)))
 
 
 def as_matrix(weight: Prepared) -> _core.Weight:
@@ -251,7 +280,8 @@ def as_vector(weight: Prepared) -> F32:
 
 
 def fuse(operations: Sequence[Operation]) -> list[Operation]:
-    """Let a linear add the residual itself where nothing else wants its product: one pass over memory less.
+    """Let a linear add the residual itself where nothing else wants its product, and let it or the head compute its
+    input where it quantizes it if nothing else reads that: a pass over memory less for each.
 
     No bit changes: the kernel completes the sum over k before the addend joins.
     """
@@ -266,6 +296,14 @@ def fuse(operations: Sequence[Operation]) -> list[Operation]:
             and uses[operation.y] == 1
         ):
             fused[-1] = replace(before, writes=operation.writes, addend=operation.x)
+        elif (
+            isinstance(before, RowOperation)
+            and before.is_inlined
+            and isinstance(operation, (Linear, Head))
+            and before.writes == (operation.x,)
+            and uses[operation.x] == 1
+        ):
+            fused[-1] = replace(operation, source=before)
         else:
             fused.append(operation)
     return fused
