@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.ops import F32, I32, Batch, SamplingRows
-from headrace.types import Request, StepPlan
+from headrace.types import StepPlan
 
 NO_LOGPROBS = -1
 
@@ -48,61 +48,81 @@ class _Rows:
         self.index = np.arange(plan.num_rows, dtype=np.int32)
         self._counts = offsets[1:] - offsets[:-1]
         self._is_one_each = bool((self._counts == 1).all())
-        self.slices = np.arange(plan.num_slices)
-        if not self._is_one_each:
-            self.slices = np.repeat(self.slices, self._counts)
+        self._num_slices = plan.num_slices
 
     def spread(self, column: npt.NDArray[_Item]) -> npt.NDArray[_Item]:
-        """One value per slice, repeated for each of its rows."""
-        return column if self._is_one_each else np.repeat(column, self._counts)
+        """One value per slice (the last axis), repeated for each of its rows."""
+        return column if self._is_one_each else np.repeat(column, self._counts, axis=-1)
 
-    def ints(self, values: list[int]) -> I32:
-        return self.spread(np.array(values, np.int32))
+    def ints(self, columns: list[list[int]]) -> I32:
+        """Columns of one value per slice: an array is made for all at once, since each costs a microsecond or two."""
+        return self.spread(np.array(columns, np.int32))
 
-    def floats(self, values: list[float]) -> F32:
-        return self.spread(np.array(values, np.float32))
+    def floats(self, columns: list[list[float]]) -> F32:
+        return self.spread(np.array(columns, np.float32))
+
+    def draws(self, targets: Sequence[int], positions: I32) -> list[_Draw | None]:
+        """What is drawn, row by row; a row that scores a known token needs neither biases nor a history."""
+        slices = self.spread(np.arange(self._num_slices)).tolist()
+        return [
+            (s, position) if target < 0 else None
+            for s, position, target in zip(slices, positions.tolist(), targets, strict=True)
+        ]
 
 
 def _sampling(plan: StepPlan, rows: _Rows, positions: I32) -> SamplingRows:
     requests, params = plan.requests, [request.params for request in plan.requests]
     targets = _ints(plan.targets)
-    drawn = rows.ints([NO_LOGPROBS if p.logprobs is None else p.logprobs for p in params])
-    scored = rows.ints([NO_LOGPROBS if p.prompt_logprobs is None else p.prompt_logprobs for p in params])
-    # what is drawn, row by row; a row that scores a known token needs neither biases nor a history
-    draws = [
-        (s, position) if target < 0 else None
-        for s, position, target in zip(rows.slices.tolist(), positions.tolist(), plan.targets, strict=True)
-    ]
-    bias_offsets, bias_ids, bias_values = _biases(requests, draws)
-    history_offsets, history = _histories(plan.histories, draws)
+    choices, top_k, drawn, scored, num_prompt = rows.ints(
+        [
+            [request.choice for request in requests],
+            [p.top_k for p in params],
+            [NO_LOGPROBS if p.logprobs is None else p.logprobs for p in params],
+            [NO_LOGPROBS if p.prompt_logprobs is None else p.prompt_logprobs for p in params],
+            [len(request.prompt) for request in requests],
+        ]
+    )
+    temperature, top_p, min_p, repetition, presence, frequency = rows.floats(
+        [
+            [p.temperature for p in params],
+            [p.top_p for p in params],
+            [p.min_p for p in params],
+            [p.repetition_penalty for p in params],
+            [p.presence_penalty for p in params],
+            [p.frequency_penalty for p in params],
+        ]
+    )
+    bias_offsets, bias_ids, bias_values = _biases(plan, rows, positions)
+    history_offsets, history = _histories(plan, rows, positions)
     return SamplingRows(
         targets=targets,
         positions=positions,
         seeds=rows.spread(np.array([request.seed for request in requests], np.uint64)),
-        choices=rows.ints([request.choice for request in requests]),
-        temperature=rows.floats([p.temperature for p in params]),
-        top_k=rows.ints([p.top_k for p in params]),
-        top_p=rows.floats([p.top_p for p in params]),
-        min_p=rows.floats([p.min_p for p in params]),
-        repetition_penalty=rows.floats([p.repetition_penalty for p in params]),
-        presence_penalty=rows.floats([p.presence_penalty for p in params]),
-        frequency_penalty=rows.floats([p.frequency_penalty for p in params]),
+        choices=choices,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
         num_top=np.where(targets < 0, drawn, scored),
         bias_offsets=bias_offsets,
         bias_ids=bias_ids,
         bias_values=bias_values,
         history_offsets=history_offsets,
         history=history,
-        num_prompt=np.minimum(rows.ints([len(request.prompt) for request in requests]), positions),
+        num_prompt=np.minimum(num_prompt, positions),
     )
 
 
-def _biases(requests: Sequence[Request], draws: Sequence[_Draw | None]) -> tuple[I32, I32, F32]:
+def _biases(plan: StepPlan, rows: _Rows, positions: I32) -> tuple[I32, I32, F32]:
     """Each row's biases: the request's own, and -inf on what must not end the answer yet (min_tokens)."""
+    requests = plan.requests
     if not any(request.params.logit_bias or request.params.min_tokens for request in requests):
-        return np.zeros(len(draws) + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
+        return np.zeros(plan.num_rows + 1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32)
     offsets, ids, values = array("i", [0]), array("i"), array("f")
-    for draw in draws:
+    for draw in rows.draws(plan.targets, positions):
         if draw is not None:
             s, position = draw
             bias = requests[s].bias_at(position)
@@ -112,12 +132,13 @@ def _biases(requests: Sequence[Request], draws: Sequence[_Draw | None]) -> tuple
     return _ints(offsets), _ints(ids), np.asarray(values)
 
 
-def _histories(histories: Sequence[array[int] | None], draws: Sequence[_Draw | None]) -> tuple[I32, I32]:
+def _histories(plan: StepPlan, rows: _Rows, positions: I32) -> tuple[I32, I32]:
     """Each row's tokens before the one that it predicts, where its request wants them."""
+    histories = plan.histories
     if all(history is None for history in histories):
-        return np.zeros(len(draws) + 1, np.int32), np.zeros(0, np.int32)
+        return np.zeros(plan.num_rows + 1, np.int32), np.zeros(0, np.int32)
     offsets, tokens = array("i", [0]), array("i")
-    for draw in draws:
+    for draw in rows.draws(plan.targets, positions):
         if draw is not None:
             s, position = draw
             if (history := histories[s]) is not None:
