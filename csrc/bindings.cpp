@@ -269,6 +269,7 @@ void bind_program(nb::module_& module) {
 
 NB_MODULE(_core, module) {
     module.attr("BLOCK_TOKENS") = kBlockTokens;
+    module.attr("CONTENDER_MARGIN") = kContenderMargin;
     module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
     module.attr("MAX_SIDE") = kMaxSide;
     module.attr("MAX_THREADS") = ThreadPool::kMaxThreads;

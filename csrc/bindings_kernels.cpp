@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <optional>
@@ -120,20 +121,17 @@ nb::object rotary(const std::string& isa, Array<double, 1> turns, int position, 
 }
 
 nb::object gemm(const std::string& isa, const std::string& format, int rows, Array<std::uint8_t, 1> data, RowArray x,
-                std::optional<RowArray> add, int tiles_per_call, int num_terms) {
+                std::optional<RowArray> add, int tiles_per_call) {
     const Kernels& kernels = kernels_named(isa);
     require(tiles_per_call > 0, "tiles_per_call must be positive");
     const std::size_t num_rows = x.shape(0), cols = x.shape(1);
     const Packed weight(kernels, format, rows, int(cols), data);
     require(!add || (add->shape(0) == num_rows && add->shape(1) == std::size_t(rows)), "add must be [len(x), rows]");
     const Act act = traits(weight.matrix.format).act;
-    require(num_terms == 1 || (num_terms == 2 && act == Act::q8), "num_terms must be 1, or 2 with 8-bit inputs");
-    const std::size_t act_stride = act_row_bytes(act, int(cols)), term_stride = num_rows * act_stride;
-    Memory acts(num_terms * term_stride);
+    const std::size_t act_stride = act_row_bytes(act, int(cols));
+    Memory acts(num_rows * act_stride);
     for (std::size_t row = 0; row < num_rows; ++row) {
-        std::byte* first = acts.data() + row * act_stride;
-        kernels.quantize_row(act, x.data() + row * cols, int(cols), first,
-                             num_terms == 2 ? first + term_stride : nullptr);
+        kernels.quantize_row(act, x.data() + row * cols, int(cols), acts.data() + row * act_stride, nullptr);
     }
     NewArray<float> out(num_rows, rows, 0.0f, true);
     const int num_tiles = weight.matrix.num_tiles(), step = std::min(tiles_per_call, num_tiles);
@@ -144,14 +142,18 @@ nb::object gemm(const std::string& isa, const std::string& format, int rows, Arr
                       .acts = acts.data(),
                       .act_stride = act_stride,
                       .num_rows = int(num_rows),
-                      .num_terms = num_terms,
-                      .term_stride = term_stride,
                       .out = out.data,
                       .out_stride = std::size_t(rows),
                       .add = add ? add->data() : nullptr,
                       .add_stride = std::size_t(rows)});
     }
     return out.object;
+}
+
+std::vector<std::int32_t> find_contenders(const std::string& isa, VectorArray logits, float margin) {
+    std::vector<std::int32_t> tokens(logits.shape(0));
+    tokens.resize(kernels_named(isa).find_contenders(logits.data(), int(tokens.size()), margin, tokens.data()));
+    return tokens;
 }
 
 nb::object rms_norm(const std::string& isa, RowArray x, VectorArray weight, float eps) {
@@ -282,7 +284,8 @@ void bind_kernels(nb::module_& module) {
     module.def("kernel_quantize_gated", &quantize_gated, "isa"_a, "act"_a, "gate"_a, "up"_a, "wants_rest"_a = false);
     module.def("kernel_rotary", &rotary, "isa"_a, "turns"_a, "position"_a, "magnitude"_a);
     module.def("kernel_gemm", &gemm, "isa"_a, "format"_a, "rows"_a, "data"_a, "x"_a, "add"_a = nb::none(),
-               "tiles_per_call"_a = 1 << 20, "num_terms"_a = 1);
+               "tiles_per_call"_a = 1 << 20);
+    module.def("kernel_find_contenders", &find_contenders, "isa"_a, "logits"_a, "margin"_a);
     module.def("kernel_rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a);
     module.def(
         "kernel_silu_mul",

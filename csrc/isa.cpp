@@ -40,6 +40,7 @@ namespace {
 #include "kernels/gemm_formats.inc"
 #include "kernels/gemm.inc"
 #include "kernels/attention.inc"
+#include "kernels/contenders.inc"
 #include "kernels/sample.inc"
 
 }  // namespace
@@ -61,6 +62,7 @@ const Kernels HEADRACE_JOIN(kernels_, HEADRACE_ISA) = {
     .store_kv = store_kv,
     .attend = attend,
     .merge = merge,
+    .find_contenders = find_contenders,
     .sample = sample,
 };
 

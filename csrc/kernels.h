@@ -19,6 +19,8 @@ inline constexpr int kBlockTokens = 16;     // tokens of a KV block: one vector 
 inline constexpr int kTileTokens = 64;      // tokens of an online-softmax step, anchored at position 0
 inline constexpr int kSegmentTokens = 256;  // fixed split of a context: a multiple of kTileTokens
 inline constexpr int kMaxHeadDim = 256;
+// The head's 8-bit inputs have a second term for the tokens so near, in nats, to a row's greatest logit by the first.
+inline constexpr float kContenderMargin = 3.0f;
 inline constexpr int kMaxTop = 64;  // top-N logprobs of a row (types.MAX_LOGPROBS)
 inline constexpr std::size_t kAlign = 64;
 
@@ -57,8 +59,6 @@ std::size_t act_row_bytes(Act act, int cols);  // formats.cpp
 
 // out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end) that
 // exist. The sum over k is complete before `add` joins, so that fusing a residual changes no bit; `add` may be `out`.
-// x[m] is the sum of num_terms terms: the second lies term_stride bytes behind the first, and a group of inputs adds
-// the products of both before the next group.
 struct Gemm {
     const Matrix* w;
     int tile_begin = 0;
@@ -66,8 +66,6 @@ struct Gemm {
     const std::byte* acts;   // rows in the format's activation form
     std::size_t act_stride;  // bytes
     int num_rows = 0;
-    int num_terms = 1;
-    std::size_t term_stride = 0;
     float* out = nullptr;
     std::size_t out_stride = 0;  // floats
     const float* add = nullptr;
@@ -177,6 +175,8 @@ struct Kernels {
     // s start at max/sum + s * state_stride and acc + s * acc_stride (strides in floats).
     void (*merge)(const float* max, const float* sum, std::size_t state_stride, const float* acc,
                   std::size_t acc_stride, int num_segments, int head_dim, float* out);
+    // The tokens whose logits are at most `margin` below the greatest, in order; returns how many.
+    int (*find_contenders)(const float* logits, int vocab, float margin, std::int32_t* tokens);
     void (*sample)(const SampleRow& row);
 };
 

@@ -68,6 +68,23 @@ HeadRows head_rows(const Replay& replay) {
     return {first, std::min(replay.head_rows, replay.batch->num_rows() - first)};
 }
 
+// Adds the second term of the inputs, in the row `rest_row` of activations, to the logits that may win.
+void refine(const Replay& replay, const Matrix& w, int rest_row, float* logits, std::byte* scratch) {
+    const auto tokens = reinterpret_cast<std::int32_t*>(scratch);
+    const int count = replay.kernels->find_contenders(logits, w.rows, kContenderMargin, tokens);
+    for (int i = 0; i < count;) {
+        const int tile = tokens[i] / kLanes, first_token = tile * kLanes;
+        Matrix one = w;
+        one.rows = std::min(kLanes, w.rows - first_token);
+        one.tiles += tile * w.tile_bytes();
+        float rest[kLanes];
+        Gemm gemm = product_of(replay, one, rest_row);
+        gemm.out = rest;
+        multiply(replay, {0, 1, 0, 1}, gemm);
+        for (; i < count && tokens[i] < first_token + kLanes; ++i) logits[tokens[i]] += rest[tokens[i] - first_token];
+    }
+}
+
 void sample(const Replay& replay, int vocab, int row, float* logits, std::byte* scratch) {
     SampleRow it = sample_row(replay.batch->sampling, replay.batch->mask, *replay.results, vocab, row);
     it.logits = logits;
@@ -128,17 +145,16 @@ void Head::run(const Replay& replay, int tile, int thread) const {
     const Matrix& w = weight->matrix();
     const HeadRows rows = head_rows(replay);
     if (replay.round % 2 == 1) {
-        sample(replay, w.rows, rows.first + tile, replay.logits + std::size_t(tile) * w.rows,
-               replay.sample_scratch + thread * replay.sample_scratch_bytes);
+        const int row = rows.first + tile;
+        float* logits = replay.logits + std::size_t(tile) * w.rows;
+        std::byte* scratch = replay.sample_scratch + thread * replay.sample_scratch_bytes;
+        if (rest_row) refine(replay, w, *rest_row + row, logits, scratch);
+        sample(replay, w.rows, row, logits, scratch);
         return;
     }
     Gemm gemm = product_of(replay, w, rows.first);
     gemm.out = replay.logits;
     gemm.out_stride = w.rows;
-    if (rest_row) {
-        gemm.num_terms = 2;
-        gemm.term_stride = *rest_row * gemm.act_stride;
-    }
     multiply(replay, rectangle(cuts, rows.count, tile), gemm);
 }
 

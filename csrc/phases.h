@@ -192,8 +192,8 @@ private:
 };
 
 // Logits and sampling, some rows at a time: even rounds compute logits, odd ones draw from them.
-// 8-bit inputs come in two terms: nothing after the head evens out what rounding does to a logit, and only rows that
-// have logits pay for it.
+// 8-bit inputs have a second term for the logits that may win: nothing after the head evens out what rounding does to
+// them, and far below the greatest it decides nothing.
 struct Head {
     Head(std::shared_ptr<const Weight> weight, std::optional<int> rest_row, int num_threads);
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "cases.h"
 #include "inputs.h"
@@ -83,13 +84,25 @@ Output quantize(const Kernels& kernels, Act act, int cols, bool wants_rest) {
     return output;
 }
 
+// Ids as floats: small integers, exact.
+Output contenders(const Kernels& kernels, int vocab, float margin) {
+    Array<float> logits = normal_floats(vocab, vocab);
+    if (vocab > 20) logits[vocab - 2] = std::numeric_limits<float>::quiet_NaN();
+    Array<std::int32_t> tokens(vocab);
+    const int count = kernels.find_contenders(logits.data(), vocab, margin, tokens.data());
+    Array<float> found(vocab);
+    for (int i = 0; i < vocab; ++i) found[i] = i < count ? float(tokens[i]) : -1.0f;
+    Output output;
+    output.add(found.all());
+    return output;
+}
+
 struct Product {
     Format format;
     int outputs;
     int inputs;
     int num_rows;
     bool has_add = false;
-    int num_terms = 1;
 };
 
 // Inputs or, for bounds, their magnitudes times those of the weights. Rows of outputs lie 3 floats apart, untouched.
@@ -103,12 +116,10 @@ Output multiply(const Kernels& kernels, const Product& product, bool is_magnitud
         for (float& it : x) it = std::fabs(it);
         for (float& it : add) it = std::fabs(it);
     }
-    const std::size_t term_stride = product.num_rows * act_stride;
-    Array<std::byte> acts(product.num_terms * term_stride);
+    Array<std::byte> acts(product.num_rows * act_stride);
     for (int row = 0; row < product.num_rows; ++row) {
         kernels.quantize_row(act, x.data() + std::size_t(row) * product.inputs, product.inputs,
-                             acts.data() + row * act_stride,
-                             product.num_terms == 2 ? acts.data() + row * act_stride + term_stride : nullptr);
+                             acts.data() + row * act_stride, nullptr);
     }
     Array<float> out(product.num_rows * stride);
     const int num_tiles = weight.matrix.num_tiles(), middle = num_tiles / 2;
@@ -119,8 +130,6 @@ Output multiply(const Kernels& kernels, const Product& product, bool is_magnitud
                       .acts = acts.data(),
                       .act_stride = act_stride,
                       .num_rows = product.num_rows,
-                      .num_terms = product.num_terms,
-                      .term_stride = term_stride,
                       .out = out.data(),
                       .out_stride = stride,
                       .add = product.has_add ? add.data() : nullptr,
@@ -142,10 +151,8 @@ std::vector<float> product_bounds(const Kernels& oracle, const Product& product)
 }
 
 void add_product(std::vector<Case>& cases, const Product& it) {
-    Case added{join({it.num_terms == 2 ? "gemm of terms"
-                     : it.has_add      ? "gemm+add"
-                                       : "gemm",
-                     traits(it.format).name, dimensions(it.outputs, it.inputs), std::to_string(it.num_rows)}),
+    Case added{join({it.has_add ? "gemm+add" : "gemm", traits(it.format).name, dimensions(it.outputs, it.inputs),
+                     std::to_string(it.num_rows)}),
                [it](const Kernels& kernels) { return multiply(kernels, it); }};
     if (it.format == Format::bf16) added.bounds = [it](const Kernels& oracle) { return product_bounds(oracle, it); };
     cases.push_back(std::move(added));
@@ -187,14 +194,15 @@ void add_linear_cases(std::vector<Case>& cases) {
         cases.push_back({join({"quantize", "q8+rest", std::to_string(cols)}),
                          [=](const Kernels& kernels) { return quantize(kernels, Act::q8, cols, true); }});
     }
+    for (const int vocab : {1, 16, 47, 200}) {
+        cases.push_back({join({"contenders", std::to_string(vocab)}),
+                         [=](const Kernels& kernels) { return contenders(kernels, vocab, 1.0f); }});
+    }
     for (const Format format : kFormats) {
         for (const int rows : {1, 2, 3, 4, 5, 7, 8, 13, 33}) add_product(cases, {format, 50, 96, rows});
         add_product(cases, {format, 16, 32, 1});
         add_product(cases, {format, 5, 576, 6});
         add_product(cases, {format, 100, 64, 11, true});
-        if (traits(format).act == Act::q8) {
-            for (const int rows : {1, 9}) add_product(cases, {format, 33, 96, rows, false, 2});
-        }
         if (traits(format).file_block_values == 1) add_product(cases, {format, 33, 47, 9});
     }
 }

@@ -13,6 +13,7 @@ F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
 BLOCK_TOKENS: int
+CONTENDER_MARGIN: float  # nats
 MAX_HEAD_DIM: int
 MAX_SIDE: int  # rows or columns of a weight, tokens, blocks
 MAX_THREADS: int

@@ -22,6 +22,8 @@ U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
+CONTENDER_MARGIN = 3.0  # nats; see `head`
+
 V = TypeVar("V")
 W_contra = TypeVar("W_contra", contravariant=True)
 
@@ -82,7 +84,8 @@ class Ops(Protocol[V, W_contra]):
     def head(self, x: V, weight: W_contra) -> None:
         """Logits x @ Wᵀ [R, vocab], scored and sampled per row inside the op: they never exist as one array.
 
-        As `linear`, but that 8-bit inputs come in two terms: what the first leaves over is rounded to 8 bits again.
+        As `linear`; but where inputs are rounded to 8 bits, what that leaves over is rounded to 8 bits again and its
+        product joins the logits that are at most CONTENDER_MARGIN below their row's greatest.
         """
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from headrace import _core
+from headrace.ops import CONTENDER_MARGIN
 from headrace.tensor import FORMATS, GROUP, Tensor, from_f32, round_bf16
 
 U = 2.0**-24
@@ -74,8 +75,8 @@ def expected_gemm(weight: Tensor, x: F32) -> tuple[F64, F64]:
     return (products + offsets).sum(axis=2), bound
 
 
-def gemm(isa: str, weight: Tensor, x: F32, add: F32 | None = None, num_terms: int = 1) -> F32:
-    out: F32 = _core.kernel_gemm(isa, weight.format.name, weight.shape[0], weight.data, x, add, num_terms=num_terms)
+def gemm(isa: str, weight: Tensor, x: F32, add: F32 | None = None) -> F32:
+    out: F32 = _core.kernel_gemm(isa, weight.format.name, weight.shape[0], weight.data, x, add)
     return out
 
 
@@ -181,25 +182,24 @@ def test_how_the_outputs_are_cut_into_calls_changes_no_bit(isa: str, fmt: str) -
         np.testing.assert_array_equal(cut, whole)
 
 
-@pytest.mark.parametrize("fmt", BLOCK_FORMATS)
 @over_isas
-def test_two_terms_of_the_inputs_come_closer_to_the_product_of_the_inputs(isa: str, fmt: str) -> None:
-    for rows, cols in ((16, 32), (33, 576), (50, 96)):
-        weight = from_f32(random(rows, rows, cols), FORMATS[fmt])
-        x = random(cols, 17, cols)
-        w = weight.to_f32().astype(np.float64)
-        largest = np.abs(x.reshape(17, -1, GROUP)).max(axis=2).repeat(GROUP, axis=1).astype(np.float64)
-        # What two terms leave over of an input, and the rounding of two chained sums per group and term.
-        left_over = largest / 254**2 * (1 + 1e-2) @ np.abs(w).T
-        rounding = (4 * cols // GROUP + 4) * U * (2 * np.abs(x).astype(np.float64) @ (np.abs(w) * 16).T)
-        two = gemm(isa, weight, x, num_terms=2)
-        assert np.all(np.abs(two - x.astype(np.float64) @ w.T) <= left_over + rounding)
-        one = gemm(isa, weight, x)
-        assert np.abs(one - x @ w.T).mean() > 20 * np.abs(two - x @ w.T).mean()
-        alone = np.concatenate([gemm(isa, weight, x[i : i + 1], num_terms=2) for i in range(17)])
-        for batch in (1, 2, 5, 8, 9, 13, 17):
-            np.testing.assert_array_equal(gemm(isa, weight, x[:batch], num_terms=2), alone[:batch])
-        np.testing.assert_array_equal(gemm("scalar", weight, x, num_terms=2), two)
+def test_contenders_are_the_tokens_near_the_greatest_logit(isa: str) -> None:
+    for vocab in (1, 15, 16, 17, 64, 77, 1000):
+        logits = random(vocab, vocab) * 4
+        logits[vocab // 3] = -np.inf
+        logits[vocab // 2] = np.nan if vocab > 1 else 0
+        for margin in (0.0, 1.0, 3.0, 1000.0):
+            expected = np.flatnonzero(logits >= np.nanmax(logits) - np.float32(margin))
+            assert _core.kernel_find_contenders(isa, logits, margin) == expected.tolist()
+
+
+@over_isas
+def test_a_row_without_a_number_has_no_contenders(isa: str) -> None:
+    assert _core.kernel_find_contenders(isa, np.full(40, np.nan, np.float32), 3.0) == []
+
+
+def test_the_core_and_the_oracle_agree_on_who_contends() -> None:
+    assert _core.CONTENDER_MARGIN == CONTENDER_MARGIN
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "bf16"])

@@ -15,7 +15,18 @@ from typing import Any
 import numpy as np
 
 from headrace.backend.weights import map_weights
-from headrace.ops import F32, I32, U32, AttentionShape, Batch, Forward, Rotary, RowResults, SamplingRows
+from headrace.ops import (
+    CONTENDER_MARGIN,
+    F32,
+    I32,
+    U32,
+    AttentionShape,
+    Batch,
+    Forward,
+    Rotary,
+    RowResults,
+    SamplingRows,
+)
 from headrace.tensor import GROUP, Tensor, round_bf16
 from headrace.types import InvariantError
 
@@ -187,9 +198,11 @@ class ReferenceOps:
 
     def head(self, x: F32, weight: ReferenceWeight) -> None:
         rounded = weight.round_input(x)
-        if weight.round_input is round_q8:
-            rounded = rounded + round_q8(x - rounded)
         self.logits = rounded @ weight.values.T
+        if weight.round_input is round_q8:
+            least = self.logits.max(axis=1, keepdims=True, initial=-np.inf) - np.float32(CONTENDER_MARGIN)
+            rest = round_q8(x - rounded) @ weight.values.T
+            self.logits += np.where(self.logits >= least, rest, np.float32(0))
 
     def _positions(self) -> I32:
         """Absolute position of each token fed: [T]."""
