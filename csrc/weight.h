@@ -57,20 +57,20 @@ private:
     std::byte* place_ = nullptr;
 };
 
-// The keys and values of a group of layers: [layer][block], so that a sequence's blocks of one layer, taken from the
-// pool one after another, lie one after another.
+// The keys and values of a group of layers: [block][layer], so that memory is touched as blocks are used, and no layer
+// for itself.
 class KvCache {
 public:
     KvCache(KvType type, int num_layers, int num_kv_heads, int head_dim)
         : num_layers_(num_layers), layer_{type, num_kv_heads, head_dim, nullptr, 0} {
-        layer_.block_stride = 2 * num_kv_heads * layer_.plane_bytes();
+        layer_.block_stride = num_layers * layer_bytes();
     }
 
     int num_blocks() const { return num_blocks_; }
     int num_layers() const { return num_layers_; }
     int num_kv_heads() const { return layer_.num_kv_heads; }
     int head_dim() const { return layer_.head_dim; }
-    std::size_t block_nbytes() const { return num_layers_ * layer_.block_stride; }
+    std::size_t block_nbytes() const { return layer_.block_stride; }
     std::size_t nbytes() const { return memory_.size(); }
 
     void allocate(int num_blocks) {
@@ -80,7 +80,7 @@ public:
 
     KvLayer layer(int index) const {
         KvLayer layer = layer_;
-        layer.base = memory_.data() + index * (num_blocks_ * layer_.block_stride);
+        layer.base = memory_.data() + index * layer_bytes();
         return layer;
     }
 
@@ -88,15 +88,15 @@ public:
     // to what is there.
     void touch(int first_block, int num_blocks) const {
         constexpr std::size_t kPage = 4096;
-        for (int index = 0; index < num_layers_; ++index) {
-            std::byte* start = layer(index).base + first_block * layer_.block_stride;
-            for (std::size_t at = 0; at < num_blocks * layer_.block_stride; at += kPage) {
-                __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(start + at), 0, __ATOMIC_RELAXED);
-            }
+        std::byte* start = memory_.data() + first_block * block_nbytes();
+        for (std::size_t at = 0; at < num_blocks * block_nbytes(); at += kPage) {
+            __atomic_fetch_add(reinterpret_cast<std::uint8_t*>(start + at), 0, __ATOMIC_RELAXED);
         }
     }
 
 private:
+    std::size_t layer_bytes() const { return 2 * layer_.num_kv_heads * layer_.plane_bytes(); }  // of one block
+
     int num_layers_;
     KvLayer layer_;
     int num_blocks_ = 0;

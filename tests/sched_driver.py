@@ -38,8 +38,9 @@ def limits(
     num_blocks: tuple[int, ...] = (32,),
     lookahead: int = 0,
     max_chunk_tokens: int | None = None,
+    num_eager: tuple[int, ...] | None = None,
 ) -> Limits:
-    return Limits(max_seqs, max_step_tokens, max_len, block_size, num_blocks, lookahead, max_chunk_tokens)
+    return Limits(max_seqs, max_step_tokens, max_len, block_size, num_blocks, lookahead, max_chunk_tokens, num_eager)
 
 
 def request(request_id: int, prompt: Sequence[int] | int, **fields: object) -> Request:

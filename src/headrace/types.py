@@ -227,6 +227,7 @@ class Limits:
     num_blocks: tuple[int, ...]  # blocks of each KV group
     lookahead: int = 0  # draft tokens a sequence may carry in a step
     max_chunk_tokens: int | None = None  # of prompts, in a step in which others decode; None: all that it has room for
+    num_eager: tuple[int, ...] | None = None  # blocks of each group used before anything is forgotten; None: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ def test_a_preempted_member_of_a_static_batch_comes_back_before_the_next_batch()
         (replace(limits(), max_chunk_tokens=0), "max_chunk_tokens is 0; it must be at least 1"),
         (replace(limits(), block_size=0), "block_size is 0"),
         (replace(limits(), lookahead=-1), "lookahead is -1"),
+        (replace(limits(), num_eager=(4, 4)), "num_eager has 2 entries for 1 KV groups"),
         (replace(limits(), num_blocks=()), "num_blocks has 0 entries for 1 KV groups"),
         (replace(limits(), num_blocks=(4, 4)), "num_blocks has 2 entries for 1 KV groups"),
         (replace(limits(), num_blocks=(0,)), "every group needs at least 1"),

@@ -68,6 +68,32 @@ def test_a_sealed_block_is_found_by_its_link_also_when_nobody_uses_it() -> None:
     pool.check()
 
 
+def test_beyond_the_eager_blocks_three_are_forgotten_for_each_that_is_taken_for_the_first_time() -> None:
+    pool = BlockPool(20, 2, num_eager=8)
+
+    def taken_after_a_text(token: int) -> int:
+        (block,) = sealed(pool, link(token, token))
+        pool.release([block])
+        return block
+
+    assert [taken_after_a_text(i) for i in range(8)] == list(range(8))
+    assert [taken_after_a_text(i) for i in range(8, 16)] == [0, 1, 2, 8, 3, 4, 5, 9]
+    pool.check()
+
+
+def test_a_block_that_holds_nothing_is_taken_before_one_that_was_never_used() -> None:
+    pool = BlockPool(4, 2)
+    (block,) = pool.take(1)
+    pool.release([block])
+    assert pool.take(2) == [block, 1]
+
+
+def test_what_is_used_leaves_the_rest_of_the_pool_whatever_is_eager() -> None:
+    pool = BlockPool(4, 2, num_eager=0)
+    assert pool.take(4) == [0, 1, 2, 3]
+    pool.check()
+
+
 def test_a_digest_alone_is_not_trusted() -> None:
     pool = BlockPool(2, 2)
     known = link(1, 2)
@@ -161,7 +187,7 @@ def _lose_a_reference(pool: BlockPool) -> None:
 
 
 def _lose_a_free_block(pool: BlockPool) -> None:
-    del pool._free[1]
+    pool._num_taken += 1
 
 
 def _lose_an_index_entry(pool: BlockPool) -> None:

@@ -54,6 +54,7 @@ def scenarios(draw_value: st.DrawFn) -> Scenario:
         max_len=max_len,
         block_size=block_size,
         num_blocks=tuple(max(1, count // block_size) for count in num_slots),
+        num_eager=draw_value(st.sampled_from((None, tuple(count // block_size // 4 for count in num_slots)))),
         lookahead=draw_value(st.integers(0, 3)),
         max_chunk_tokens=draw_value(st.sampled_from((None, 1, 3, 8))),
     )

@@ -16,7 +16,7 @@ from headrace import _core
 from headrace.ops import I32
 from headrace.types import KVGroup, KVKind
 
-AHEAD_BYTES = 64 * 2**20  # of blocks touched before they are needed: a huge page of 2 MiB for each of 32 layers
+AHEAD_BYTES = 32 * 2**20  # of blocks touched before they are needed: more than a step of a small model writes
 TOUCH_BYTES = 2**20  # at a time
 TOUCH_PAUSE_S = 0.001  # between: at most 1 GiB/s of a memory that steps need too
 

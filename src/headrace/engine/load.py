@@ -15,7 +15,7 @@ from types import MappingProxyType
 from headrace.engine.config import MAX_LEN, EngineConfig, OrderKind
 from headrace.engine.device import DEVICES
 from headrace.engine.engine import Engine, monotonic_us
-from headrace.engine.memory import Ledger
+from headrace.engine.memory import EAGER_PART, Ledger
 from headrace.model import ModelFiles, open_model
 from headrace.ops import Backend
 from headrace.run.executor import LocalExecutor
@@ -90,6 +90,7 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
         max_len=max_len,
         block_size=device.block_size,
         num_blocks=device.num_blocks,
+        num_eager=tuple(count // EAGER_PART for count in device.num_blocks),
         max_chunk_tokens=config.max_chunk_tokens,
     )
     scheduler = Scheduler(limits, device.groups, ORDERS[config.order](), has_prefix_cache=config.has_prefix_cache)

@@ -15,6 +15,7 @@ from headrace.types import CapacityError
 
 MARGIN_BYTES = 128 * 2**20  # interpreter, libraries, request texts; measured at under 100 MiB with the default model
 DEFAULT_KV_BYTES = 2 * 2**30  # more is worth its memory only where someone asks for it
+EAGER_PART = 4  # one part in so many of the KV cache fills before anything is forgotten; see sched.blocks
 GROUP_FILES = {  # limit and usage
     Version.V1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
     Version.V2: ("memory.max", "memory.current"),

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from headrace.types import InvariantError
 
+RECYCLED_PER_FRESH = 3  # see BlockPool
 NO_BLOCK = -1
 
 
@@ -43,14 +44,21 @@ class BlockPool:
 
     A block is free (nobody refers to it) or used. A used block can be sealed: its content is final and can be matched
     by its digest. A free block stays sealed until it is taken again, so what was freed longest ago is forgotten first.
+
+    Blocks are taken for the first time in ascending order. The first `num_eager` (default: all) are, before anything
+    is forgotten; of the others, one for every RECYCLED_PER_FRESH that are forgotten: memory that nothing has used yet
+    is slow to come by, many times slower than a step's use of it where the machine is a virtual one.
     """
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_eager: int | None = None) -> None:
         self._block_size = block_size
+        self._num_eager = num_blocks if num_eager is None else num_eager
+        self._num_taken = 0  # blocks from this one on were never used
+        self._num_recycled = 0  # since a block beyond the eager ones was taken for the first time
         self._ref_count = array("i", bytes(4 * num_blocks))
         self._link: list[Link | None] = [None] * num_blocks
         self._sealed: dict[bytes, int] = {}  # digest -> block
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to be taken first
+        self._free: OrderedDict[int, None] = OrderedDict()  # that were used; next to be taken first
 
     @property
     def num_blocks(self) -> int:
@@ -58,7 +66,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._free) + self.num_blocks - self._num_taken
 
     @property
     def num_sealed(self) -> int:
@@ -80,15 +88,28 @@ class BlockPool:
 
     def take(self, count: int) -> list[int]:
         """`count` free blocks, each with one reference and nothing sealed. Raises InvariantError if there are fewer."""
-        if count > len(self._free):
-            raise InvariantError(f"{count} blocks were asked of a pool that has {len(self._free)} free")
+        if count > self.num_free:
+            raise InvariantError(f"{count} blocks were asked of a pool that has {self.num_free} free")
         return [self._take_one() for _ in range(count)]
 
+    def _is_fresh_next(self) -> bool:
+        if self._num_taken == self.num_blocks:
+            return False
+        if not self._free:
+            return True
+        if self._link[next(iter(self._free))] is None:
+            return False
+        return self._num_taken < self._num_eager or self._num_recycled >= RECYCLED_PER_FRESH
+
     def _take_one(self) -> int:
-        block, _ = self._free.popitem(last=False)
+        if self._is_fresh_next():
+            block, self._num_taken, self._num_recycled = self._num_taken, self._num_taken + 1, 0
+        else:
+            block, _ = self._free.popitem(last=False)
         if (link := self._link[block]) is not None:
             del self._sealed[link.digest]
             self._link[block] = None
+            self._num_recycled += 1
         self._ref_count[block] = 1
         return block
 
@@ -129,7 +150,8 @@ class BlockPool:
         """Raise InvariantError unless every block is free or used, and the index and the sealed blocks agree."""
         if any(count < 0 for count in self._ref_count):
             raise InvariantError("a block has less than no references")
-        if {block for block, count in enumerate(self._ref_count) if count == 0} != self._free.keys():
+        free = {*self._free, *range(self._num_taken, self.num_blocks)}
+        if {block for block, count in enumerate(self._ref_count) if count == 0} != free:
             raise InvariantError("the free list and the reference counts disagree")
         if {link.digest: block for block, link in enumerate(self._link) if link is not None} != self._sealed:
             raise InvariantError("the index and the sealed blocks disagree")

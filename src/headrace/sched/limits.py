@@ -19,6 +19,8 @@ def check_limits(limits: Limits, groups: tuple[KVGroup, ...]) -> None:
         raise CapacityError(f"max_chunk_tokens is {limits.max_chunk_tokens}; it must be at least 1")
     if not 1 <= len(groups) == len(limits.num_blocks):
         raise CapacityError(f"num_blocks has {len(limits.num_blocks)} entries for {len(groups)} KV groups, at least 1")
+    if limits.num_eager is not None and len(limits.num_eager) != len(groups):
+        raise CapacityError(f"num_eager has {len(limits.num_eager)} entries for {len(groups)} KV groups")
     if min(limits.num_blocks) < 1:
         raise CapacityError(f"num_blocks is {limits.num_blocks}; every group needs at least 1")
     if any(group.kind is KVKind.WINDOW and group.window < 1 for group in groups):

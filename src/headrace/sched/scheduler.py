@@ -49,7 +49,7 @@ class Scheduler:
         check_limits(limits, groups)
         self._limits = limits
         self._order = order
-        self._tables = BlockTables(groups, limits.num_blocks, limits.block_size, is_caching=has_prefix_cache)
+        self._tables = BlockTables(groups, limits, is_caching=has_prefix_cache)
         self._context = min(limits.max_len, self._tables.max_tokens)
         self._sequences: dict[int, Sequence] = {}  # waiting and running, by request id
         self._waiting: list[Sequence] = []  # by rank

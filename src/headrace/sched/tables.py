@@ -11,7 +11,7 @@ from collections.abc import Sequence as SequenceOf
 
 from headrace.sched.blocks import NO_BLOCK, BlockPool
 from headrace.sched.sequence import Sequence
-from headrace.types import InvariantError, KVGroup, KVKind
+from headrace.types import InvariantError, KVGroup, KVKind, Limits
 
 UNBOUNDED = 2**62  # tokens: the window of a group that keeps all, more than any sequence can have
 
@@ -23,10 +23,14 @@ class BlockTables:
     those and itself. (A model whose window counts the position itself sees one less.)
     """
 
-    def __init__(self, groups: tuple[KVGroup, ...], num_blocks: tuple[int, ...], block_size: int, *, is_caching: bool):
+    def __init__(self, groups: tuple[KVGroup, ...], limits: Limits, *, is_caching: bool):
+        num_blocks, block_size = limits.num_blocks, limits.block_size
         self._block_size = block_size
         self._is_caching = is_caching
-        self._pools = tuple(BlockPool(count, block_size) for count in num_blocks)
+        self._pools = tuple(
+            BlockPool(count, block_size, num_eager)
+            for count, num_eager in zip(num_blocks, limits.num_eager or num_blocks, strict=True)
+        )
         self._windows = tuple(group.window if group.kind is KVKind.WINDOW else UNBOUNDED for group in groups)
         self._window_groups = tuple(g for g, group in enumerate(groups) if group.kind is KVKind.WINDOW)
         self._full_pools = tuple(self._pools[g] for g in range(len(groups)) if g not in self._window_groups)
