@@ -121,10 +121,17 @@ def measure(plan: Plan, on_loaded: Callable[[Loaded], None]) -> Iterator[Row]:
         try:
             on_loaded(loaded)
             for wanted in plan.loads:
+                _warm_up(loaded, wanted)
                 repeats = [_repeat(loaded, wanted, plan.verify, i) for i in range(plan.repeats)]
                 yield _row(loaded, wanted, threads, repeats)
         finally:
             loaded.close()
+
+
+def _warm_up(loaded: Loaded, wanted: Load) -> None:
+    """A server's first request pays for memory that nothing has used yet; what is measured is the others."""
+    prompts = random_prompts(loaded.files.spec.vocab_size, wanted.batch, wanted.prompt_tokens, f"{wanted} warm-up")
+    Driver.of(loaded).run(prompts, max_tokens=2)
 
 
 def _repeat(loaded: Loaded, wanted: Load, verify: Sequence[int], number: int) -> _Repeat:

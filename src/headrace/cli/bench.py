@@ -17,7 +17,8 @@ from headrace.model import hub
 
 OFFLINE_HELP = """\
 Random prompts, no two alike, answered greedily by the engine itself, step by step. Several values of --batch,
---prompt-tokens and --threads make a row each; a figure is the median of the repeats. The last line is JSON.
+--prompt-tokens and --threads make a row each; a figure is the median of the repeats, after one that does not count.
+The last line is JSON.
 
 prefill_tokens_per_s   prompt tokens per second, from the first step to the last prompt's first token
 prefill_flops_per_s    the same in operations: 2 per weight of the layers and token, what only logits need for one row
