@@ -131,9 +131,13 @@ async def closed_loop(port: int, model: str, load: Load, waiting: Iterator[str])
         for prompt in waiting:
             answers.append(await complete(port, model, prompt, load.output_tokens))
 
-    async with asyncio.timeout(LOAD_TIMEOUT_S), asyncio.TaskGroup() as group:
-        for _ in range(load.clients):
-            group.create_task(client())
+    async with asyncio.timeout(LOAD_TIMEOUT_S):
+        clients = [asyncio.create_task(client()) for _ in range(load.clients)]
+        try:
+            await asyncio.gather(*clients)
+        finally:
+            for it in clients:
+                it.cancel()
     return answers
 
 
@@ -143,8 +147,8 @@ def run_load(port: int, model: str, name: str, load: Load, seed: int) -> Figures
     began, cpu = time.perf_counter(), time.process_time()
     try:
         answers = uvloop.run(closed_loop(port, model, load, texts))
-    except* (LoadError, OSError, TimeoutError, msgspec.DecodeError) as failures:
-        raise LoadError(f"{name}: {failures.exceptions[0]}") from failures
+    except (LoadError, OSError, TimeoutError, msgspec.DecodeError) as failure:
+        raise LoadError(f"{name}: {failure}") from failure
     wall_s = time.perf_counter() - began
     try:
         return summarize(answers, wall_s, (time.process_time() - cpu) / wall_s)

@@ -42,9 +42,11 @@ def serving(status: bytes, pieces: tuple[bytes, ...]) -> Iterator[int]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
+        try:
+            yield server.server_address[1]
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_tokens_are_the_servers_and_moments_the_clients() -> None:
