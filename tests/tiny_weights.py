@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -111,8 +111,7 @@ def batch_of(parts: Sequence[Part]) -> Batch:
         row_tokens=ints(row_tokens),
         block_offsets=(ints(np.cumsum([0, *(len(part.blocks) for part in parts)])),),
         blocks=(ints([block for part in parts for block in part.blocks]),),
-        sampling=replace(
-            plain_sampling(len(rows)),
+        sampling=plain_sampling(len(rows))._replace(
             targets=ints([part.targets[i] if part.targets else -1 for part, i in rows]),
             positions=ints([part.start + len(part.tokens) - part.num_rows + i + 1 for part, i in rows]),
             seeds=np.array([part.seed for part, _ in rows], np.uint64),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +92,7 @@ class Ops(Protocol[V, W_contra]):
 Forward = Callable[[Ops[Any, Any], Any], None]  # (ops, weights): a model's forward with its spec bound
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """A plan as the ragged arrays that kernels read. All int32 unless said; nothing is padded."""
 
     tokens: I32  # [T]
@@ -105,8 +104,7 @@ class Batch:
     sampling: SamplingRows
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
+class SamplingRows(NamedTuple):
     """How each logit row is scored or drawn: SamplingParams as columns."""
 
     targets: I32  # [R] the token to score; -1: draw one
@@ -137,8 +135,7 @@ class SamplingRows:
         return int(self.num_top.max(initial=0))
 
 
-@dataclass(frozen=True, slots=True)
-class RowResults:
+class RowResults(NamedTuple):
     """What came of each logit row. Rows that asked for no logprobs have 0 in `logprobs`."""
 
     tokens: I32  # [R] the token drawn, or the target; -1: nothing could be drawn

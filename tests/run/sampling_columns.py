@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -69,7 +68,7 @@ def _ragged(lists: Sequence[Sequence], num_rows: int) -> tuple[npt.NDArray[np.in
 
 
 def draw_natively(isa: str, logits: F32, rows: SamplingRows, mask: npt.NDArray[np.uint32] | None = None) -> RowResults:
-    return RowResults(*_core.sample(isa, logits, tuple(getattr(rows, field.name) for field in fields(rows)), mask))
+    return RowResults(*_core.sample(isa, logits, rows, mask))
 
 
 SAMPLERS: dict[str, Sampler] = {"definition": sample_rows, **{isa: partial(draw_natively, isa) for isa in ISAS}}

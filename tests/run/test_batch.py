@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.run.batch import pack
+from headrace.run.batch import Packer, pack
 from headrace.types import MAX_LOGIT_BIAS, Request, SamplingParams, StepPlan
 
 
@@ -135,11 +135,52 @@ def test_a_row_that_scores_a_known_token_has_no_biases_and_no_history() -> None:
 def test_columns_have_the_types_that_kernels_read_even_without_rows() -> None:
     for plan in (plan_of(MIDDLE), plan_of(MIDDLE, DECODE, VERIFY), plan_of()):
         rows = pack(plan).sampling
-        types = {name: getattr(rows, name).dtype for name in rows.__dataclass_fields__}
+        types = {name: getattr(rows, name).dtype for name in rows._fields}
         floats = {"temperature", "top_p", "min_p", "bias_values"} | {name for name in types if "penalty" in name}
         assert {name for name, dtype in types.items() if dtype == np.float32} == floats
         assert {name for name, dtype in types.items() if dtype == np.uint64} == {"seeds"}
         assert {name for name, dtype in types.items() if dtype == np.int32} == types.keys() - floats - {"seeds"}
+
+
+def decode_at(start: int, of: Request = DECODE["request"], **part: Any) -> StepPlan:
+    """A step in which `of` decodes at `start`, in as many blocks as that takes."""
+    return plan_of({"request": of, "tokens": [start], "start": start, "targets": [-1]} | part)
+
+
+def assert_packed_as_alone(*plans: StepPlan) -> None:
+    packer = Packer()
+    for plan in plans:
+        batch, alone = packer.pack(plan), pack(plan)
+        for column, expected in zip((*batch[:4], *batch.sampling), (*alone[:4], *alone.sampling), strict=True):
+            np.testing.assert_array_equal(column, expected)
+            assert column.dtype == expected.dtype
+        for groups, expected_groups in ((batch.block_offsets, alone.block_offsets), (batch.blocks, alone.blocks)):
+            np.testing.assert_array_equal(groups, expected_groups)
+
+
+def test_steps_packed_one_after_another_are_as_if_packed_alone() -> None:
+    assert_packed_as_alone(decode_at(14), decode_at(15), decode_at(16, blocks=[0, 1]), decode_at(17, blocks=[0, 1]))
+    assert_packed_as_alone(
+        plan_of(DECODE), plan_of(MIDDLE, DECODE), plan_of(DECODE, DECODE), plan_of(), plan_of(DECODE)
+    )
+    assert_packed_as_alone(plan_of(VERIFY), plan_of(VERIFY), plan_of(VERIFY | {"tokens": [6], "targets": [-1]}))
+
+
+def test_a_step_takes_nothing_over_from_another_requests() -> None:
+    others = [request([1, 2], seed=8), request([1, 2], temperature=0), request([1, 2], logit_bias=((8, 2.5),))]
+    assert_packed_as_alone(*(decode_at(6, of) for of in (DECODE["request"], *others)))
+
+
+def test_a_step_takes_nothing_over_that_depends_on_its_position() -> None:
+    wants_two = request([1, 2, 3], min_tokens=2, stop_ids=frozenset({40}))
+    assert_packed_as_alone(*(decode_at(start, wants_two) for start in (3, 4, 5, 3)))
+    penalized = request([1, 2, 3], presence_penalty=1.0)
+    assert_packed_as_alone(*(decode_at(start, penalized, history=range(start + 1)) for start in (3, 4, 5)))
+
+
+def test_a_step_takes_nothing_over_from_rows_that_score() -> None:
+    scored = request([1, 2, 2], prompt_logprobs=5, logprobs=2)
+    assert_packed_as_alone(decode_at(0, scored, targets=[2]), decode_at(1, scored, targets=[2]), decode_at(2, scored))
 
 
 def test_packing_64_decodes_takes_well_under_a_millisecond() -> None:

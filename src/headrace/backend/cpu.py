@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from operator import attrgetter
 from typing import Any
 
 from headrace import _core
@@ -17,11 +16,9 @@ from headrace.backend.kv import KVStore
 from headrace.backend.layout import lay_out
 from headrace.backend.recording import Attention, Operation, Places, Prepared, Recorder, RowKind, fuse
 from headrace.backend.weights import map_weights
-from headrace.ops import U32, Batch, Forward, RowResults, SamplingRows
+from headrace.ops import U32, Batch, Forward, RowResults
 from headrace.tensor import FORMATS, Tensor, from_f32
 from headrace.types import CapacityError, KVGroup, ModelError
-
-_columns = attrgetter(*(field.name for field in fields(SamplingRows)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,18 +116,9 @@ class CpuBackend:
 
     def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""
-        tokens, logprobs, top_ids, top_logprobs = self._program.run(
-            batch.tokens,
-            batch.token_offsets,
-            batch.starts,
-            batch.row_tokens,
-            batch.block_offsets,
-            batch.blocks,
-            _columns(batch.sampling),
-            mask,
-        )
+        results = self._program.run(*batch, mask)
         self._store.expect(batch.blocks[0])
-        return RowResults(tokens, logprobs, top_ids, top_logprobs)
+        return RowResults(*results)
 
     def start_profile(self) -> None:
         self._program.start_profile()

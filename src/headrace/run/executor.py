@@ -1,6 +1,7 @@
 """Executor: what runs a plan. LocalExecutor does so in this process, on one backend.
 
-Owns the way from a plan to a result: pack, run, accept drafts. Keeps nothing from one step to the next.
+Owns the way from a plan to a result: pack, run, accept drafts. Keeps nothing from one step to the next but what Packer
+saves itself to make again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headrace.ops import U32, Backend, RowResults
-from headrace.run.batch import pack
+from headrace.run.batch import Packer
 from headrace.types import StepPlan, StepResult, TokenLogprobs
 
 
@@ -26,10 +27,11 @@ class LocalExecutor:
     def __init__(self, backend: Backend, clock: Callable[[], int]) -> None:
         self._backend = backend
         self._clock = clock
+        self._packer = Packer()
 
     def run(self, plan: StepPlan, masks: U32 | None = None) -> StepResult:
         began = self._clock()
-        rows = self._backend.run(pack(plan), masks)
+        rows = self._backend.run(self._packer.pack(plan), masks)
         return _result(plan, rows, self._clock() - began)
 
 
