@@ -11,7 +11,7 @@ import pytest
 
 from headrace import _core
 from headrace.backend.cpu import CpuBackend, StepBounds
-from headrace.backend.kv import AHEAD_BYTES, KVStore
+from headrace.backend.kv import MAX_AHEAD_BYTES, MIN_AHEAD_BYTES, REST_S, KVStore, num_ahead
 from headrace.ops import Batch
 from tiny_weights import Part, TinySpec, batch_of, floats, ints
 
@@ -262,19 +262,59 @@ def touched(store: KVStore, expected: int) -> bool:
     return store.num_touched == expected
 
 
-def test_pages_are_touched_a_little_ahead_of_the_blocks_that_steps_use() -> None:
-    store = KVStore(num_layers=8, num_kv_heads=4, head_dim=128, is_exact=False)  # 256 KiB a block: 256 ahead
-    ahead = AHEAD_BYTES // store.block_nbytes
-    store.allocate(3 * ahead)
+def step(store: KVStore, last_block: int) -> None:
+    store.begin_step()
+    store.use(ints([0, last_block]))
+    store.end_step()
+
+
+@pytest.mark.parametrize("mib", [1, 2, 40])
+def test_as_much_is_touched_ahead_as_has_been_used_within_limits(mib: int) -> None:
+    at_least, at_most = (-(-limit // (mib << 20)) for limit in (MIN_AHEAD_BYTES, MAX_AHEAD_BYTES))
+    assert [num_ahead(used, mib << 20) for used in (0, 1, at_least)] == [at_least] * 3
+    assert num_ahead(at_least + 1, mib << 20) == at_least + 1
+    assert num_ahead(at_most + 1, mib << 20) == num_ahead(10**6, mib << 20) == at_most
+
+
+@pytest.fixture
+def store() -> Iterator[KVStore]:
+    it = KVStore(num_layers=64, num_kv_heads=4, head_dim=256, is_exact=False)
+    it.allocate(3 * num_ahead(0, it.block_nbytes))
+    yield it
+    it.close()
+
+
+def test_blocks_are_touched_ahead_of_use_to_the_last_one(store: KVStore) -> None:
+    ahead = num_ahead(0, store.block_nbytes)
     assert touched(store, ahead)
-    store.expect(ints([0, 5, 3]))  # few blocks more are not worth waking anybody
-    store.expect(ints([]))
-    assert touched(store, ahead)
-    store.expect(ints([7, ahead - 1]))
-    assert touched(store, 2 * ahead)
-    store.expect(ints([3 * ahead - 1]))
+    step(store, 2)
+    assert touched(store, 3 + ahead)
+    step(store, 3 * ahead - 1)
     assert touched(store, 3 * ahead)
-    store.close()
+
+
+def test_no_block_is_touched_beside_a_step_nor_shortly_after(store: KVStore) -> None:
+    ahead = num_ahead(0, store.block_nbytes)
+    assert touched(store, ahead)
+    store.begin_step()
+    store.use(ints([ahead]))
+    time.sleep(3 * REST_S)
+    assert store.num_touched == ahead
+    ended = time.monotonic()
+    store.end_step()
+    while store.num_touched == ahead:
+        time.sleep(REST_S / 50)
+    assert time.monotonic() - ended >= REST_S
+
+
+def test_after_a_step_that_was_refused_blocks_are_touched_too() -> None:
+    pool = _core.ThreadPool(1)
+    backend = CpuBackend(TinySpec().forward(), TinySpec().weights(), BOUNDS, pool=pool)
+    backend.load(num_blocks=8)
+    with pytest.raises(ValueError, match="group"):
+        backend.run(good()._replace(blocks=()))
+    assert touched(backend._store, 8)
+    backend.close()
 
 
 def test_touching_past_the_end_is_refused() -> None:

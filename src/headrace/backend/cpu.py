@@ -116,8 +116,12 @@ class CpuBackend:
 
     def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""
-        results = self._program.run(*batch, mask)
-        self._store.expect(batch.blocks[0])
+        self._store.begin_step()
+        try:
+            results = self._program.run(*batch, mask)
+            self._store.use(batch.blocks[0])
+        finally:
+            self._store.end_step()
         return RowResults(*results)
 
     def start_profile(self) -> None:

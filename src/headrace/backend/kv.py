@@ -1,12 +1,14 @@
 """KVStore: the bytes of a group's keys and values. Which block belongs to whom is the scheduler's business.
 
 Sizes follow by arithmetic before any memory is taken. Memory is reserved once; the system hands pages over when they
-are first touched, which a thread does a little ahead of the steps that need them: no step waits for pages, and a cache
-that is hardly used takes hardly any.
+are first touched, which can take longer than all else that a prompt does to them. So a thread touches the blocks that
+come next while no step runs. Beside a step it would take a core from the step's threads, while the others wait for
+them: what is still missing then, they take themselves, all at once.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 import weakref
@@ -16,9 +18,10 @@ from headrace import _core
 from headrace.ops import I32
 from headrace.types import KVGroup, KVKind
 
-AHEAD_BYTES = 32 * 2**20  # of blocks touched before they are needed: more than a step of a small model writes
-TOUCH_BYTES = 2**20  # at a time
-TOUCH_PAUSE_S = 0.001  # between: at most 1 GiB/s of a memory that steps need too
+MIN_AHEAD_BYTES = 64 * 2**20  # of blocks touched before they are needed: some prompts' of a small model
+MAX_AHEAD_BYTES = 256 * 2**20  # between the two, as much as has been used so far
+TOUCH_BYTES = 2 * 2**20  # at a time: a huge page takes up to 5 ms, which a step that begins may have to share
+REST_S = 0.05  # without a step, before anything is touched: steps of a busy engine follow each other faster
 
 
 class KVStore:
@@ -48,17 +51,32 @@ class KVStore:
         # going away would abort the process. So the thread must not hold the store.
         self._end_touching = weakref.finalize(self, _end, toucher, self._touching)
         toucher.start()
-        self._touching.ask_past(-1)
+        self._touching.end_step()
 
-    def expect(self, blocks: I32) -> None:
-        """A step uses `blocks`: have the pages behind them, which the next steps will use, touched meanwhile."""
+    def begin_step(self) -> None:
+        """Leave the machine to a step."""
         if self._touching is not None:
-            self._touching.ask_past(int(blocks.max(initial=-1)))
+            self._touching.begin_step()
+
+    def use(self, blocks: I32) -> None:
+        """The step has used `blocks`, and so touched them."""
+        if self._touching is not None:
+            self._touching.use(int(blocks.max(initial=-1)))
+
+    def end_step(self) -> None:
+        """Have pages that the next steps will use touched, if they do not come at once."""
+        if self._touching is not None:
+            self._touching.end_step()
 
     def close(self) -> None:
         """End the background work. The memory goes when the last program that uses it does."""
         if self._end_touching is not None:
             self._end_touching()
+
+
+def num_ahead(num_used: int, block_nbytes: int) -> int:
+    """Blocks worth touching past those used. A server that is hardly asked keeps its memory small."""
+    return -(-min(max(num_used * block_nbytes, MIN_AHEAD_BYTES), MAX_AHEAD_BYTES) // block_nbytes)
 
 
 class _Touching:
@@ -67,31 +85,45 @@ class _Touching:
     def __init__(self, cache: _core.KvCache) -> None:
         self.num_touched = 0
         self._cache = cache
-        self._num_ahead = -(-AHEAD_BYTES // cache.block_nbytes)
-        self._num_wanted = 0
-        self._is_closing = False
+        self._num_used = 0
+        self._resting_since = math.inf  # never, while a step runs
+        self._is_closing = threading.Event()
         self._is_asked = threading.Event()
 
-    def ask_past(self, block: int) -> None:
-        """Have the blocks up to `block`, and some more, touched. Asks for half of "some more" at least at a time."""
-        wanted = min(block + 1 + self._num_ahead, self._cache.num_blocks)
-        if wanted >= min(self._num_wanted + self._num_ahead // 2, self._cache.num_blocks) > self._num_wanted:
-            self._num_wanted = wanted
+    def begin_step(self) -> None:
+        self._resting_since = math.inf
+
+    def use(self, last_block: int) -> None:
+        self._num_used = max(self._num_used, last_block + 1)
+
+    def end_step(self) -> None:
+        self._resting_since = time.monotonic()
+        if self.num_touched < self._num_wanted():
             self._is_asked.set()
 
     def end(self) -> None:
-        self._is_closing = True
+        self._is_closing.set()
         self._is_asked.set()
 
     def run(self) -> None:
         at_once = max(1, TOUCH_BYTES // self._cache.block_nbytes)
-        while self._is_asked.wait() and not self._is_closing:
+        while self._is_asked.wait() and not self._is_closing.is_set():
             self._is_asked.clear()
-            while self.num_touched < self._num_wanted and not self._is_closing:
-                count = min(at_once, self._num_wanted - self.num_touched)
-                self._cache.touch(self.num_touched, count)
-                self.num_touched += count
-                time.sleep(TOUCH_PAUSE_S)
+            while self.num_touched < (wanted := self._num_wanted()) and self._wait_for_rest():
+                first = max(self.num_touched, self._num_used)  # steps have touched what they used
+                count = min(at_once, wanted - first)
+                self._cache.touch(first, count)
+                self.num_touched = first + count
+
+    def _num_wanted(self) -> int:
+        return min(self._num_used + num_ahead(self._num_used, self._cache.block_nbytes), self._cache.num_blocks)
+
+    def _wait_for_rest(self) -> bool:
+        """Until no step has run for REST_S; False when the thread shall end."""
+        while (left := self._resting_since + REST_S - time.monotonic()) > 0:
+            if self._is_closing.wait(min(left, REST_S)):
+                return False
+        return not self._is_closing.is_set()
 
 
 def _end(toucher: threading.Thread, touching: _Touching) -> None:
