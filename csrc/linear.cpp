@@ -7,23 +7,19 @@
 namespace headrace {
 namespace {
 
-// Weight tiles that a kernel may have in flight at once for one row.
-constexpr int kTilesAtOnce = 4;
+// Weight tiles that a kernel takes at once for many rows.
+constexpr int kTilesAtOnce = 2;
 // Rows of a claim: 128 rows of 8-bit activations stay in L2 while the claim's weights pass.
 constexpr int kClaimRows = 128;
+// What a waiting thread may fetch of its next weights: more than it has time for between two phases of a decode step.
+constexpr std::size_t kAheadBytes = 64 << 10;
 
 int row_claims(int num_rows) { return (num_rows + kClaimRows - 1) / kClaimRows; }
 
-// Cuts weight tiles into ranges, [range, range + 1) of the result each, so that every thread streams long ones and all
-// end together: a claim takes its share of half of what is left (guided self-scheduling, Polychronopoulos and Kuck
-// 1987).
-std::vector<int> cut_tiles(int num_tiles, int num_threads) {
-    std::vector<int> cuts{0};
-    while (cuts.back() < num_tiles) {
-        const int share = (num_tiles - cuts.back()) / (2 * num_threads) / kTilesAtOnce * kTilesAtOnce;
-        cuts.push_back(std::min(cuts.back() + std::max(share, kTilesAtOnce), num_tiles));
-    }
-    return cuts;
+std::span<const std::byte> tiles_from(const Matrix& w, int tile) {
+    const std::span<const std::byte> all(w.tiles, w.bytes());
+    const std::span<const std::byte> rest = all.subspan(tile * w.tile_bytes());
+    return rest.first(std::min(rest.size(), kAheadBytes));
 }
 
 struct Rectangle {  // of a product: weight tiles [tile, tile_end) by rows [row, row_end)
@@ -50,12 +46,12 @@ void multiply(const Replay& replay, const Rectangle& part, Gemm product) {
 
 // Claim `claim` of `num_rows` rows by the tiles of `cuts`: rows fastest, so that a range's tiles are read from memory
 // once.
-Rectangle rectangle(const std::vector<int>& cuts, int num_rows, int claim) {
+Rectangle rectangle(const TileCuts& cuts, int num_rows, int claim) {
     const int range = claim / row_claims(num_rows), row = claim % row_claims(num_rows) * kClaimRows;
-    return {cuts[range], cuts[range + 1], row, std::min(row + kClaimRows, num_rows)};
+    return {cuts.begin(range), cuts.end(range), row, std::min(row + kClaimRows, num_rows)};
 }
 
-int num_claims(const std::vector<int>& cuts, int num_rows) { return (int(cuts.size()) - 1) * row_claims(num_rows); }
+int num_claims(const TileCuts& cuts, int num_rows) { return cuts.num_ranges() * row_claims(num_rows); }
 
 // The head's present rows.
 struct HeadRows {
@@ -94,11 +90,44 @@ void sample(const Replay& replay, int vocab, int row, float* logits, std::byte* 
 
 }  // namespace
 
+// A range is a share of what is left of the thread's tiles (guided self-scheduling, Polychronopoulos and Kuck 1987):
+// few claims, and little to wait for when another thread takes the last.
+TileCuts::TileCuts(int num_tiles, int num_threads) : num_threads_(num_threads) {
+    const auto first_of = [&](int thread) {
+        if (thread == num_threads) return num_tiles;
+        return int(std::int64_t(num_tiles) * thread / num_threads / kTilesAtOnce * kTilesAtOnce);
+    };
+    int longest = 0;
+    for (int thread = 0; thread < num_threads; ++thread) {
+        longest = std::max(longest, first_of(thread + 1) - first_of(thread));
+    }
+    cuts_.push_back(0);
+    for (int thread = 0; thread < num_threads; ++thread) {
+        for (int left = longest; left > 0;) {
+            const int size = std::max(left / 4 / kTilesAtOnce * kTilesAtOnce, kTilesAtOnce);
+            cuts_.push_back(std::min(cuts_.back() + size, first_of(thread + 1)));
+            left -= size;
+        }
+    }
+}
+
 Linear::Linear(RowKind kind, std::vector<Product> products, std::optional<Buffer> add, int num_threads)
-    : kind(kind), products(std::move(products)), add(std::move(add)) {
-    int num_tiles = 0;
-    for (const Product& product : this->products) num_tiles += product.weight->matrix().num_tiles();
-    cuts = cut_tiles(num_tiles, num_threads);
+    : kind(kind), products(std::move(products)), add(std::move(add)), cuts(num_tiles(), num_threads) {}
+
+int Linear::num_tiles() const {
+    int count = 0;
+    for (const Product& product : products) count += product.weight->matrix().num_tiles();
+    return count;
+}
+
+std::span<const std::byte> Linear::first_weights(int thread) const {
+    int tile = cuts.first_of(thread);
+    for (const Product& product : products) {
+        const Matrix& w = product.weight->matrix();
+        if (tile < w.num_tiles()) return tiles_from(w, tile);
+        tile -= w.num_tiles();
+    }
+    return {};
 }
 
 std::size_t Linear::max_tiles(const Bounds& bounds) const { return num_claims(cuts, max_rows(bounds, kind)); }
@@ -126,7 +155,11 @@ void Linear::run(const Replay& replay, int claim, int) const {
 }
 
 Head::Head(std::shared_ptr<const Weight> weight, std::optional<int> rest_row, int num_threads)
-    : weight(std::move(weight)), rest_row(rest_row), cuts(cut_tiles(this->weight->matrix().num_tiles(), num_threads)) {}
+    : weight(std::move(weight)), rest_row(rest_row), cuts(this->weight->matrix().num_tiles(), num_threads) {}
+
+std::span<const std::byte> Head::first_weights(int thread) const {
+    return tiles_from(weight->matrix(), std::min(cuts.first_of(thread), weight->matrix().num_tiles()));
+}
 
 std::size_t Head::max_tiles(const Bounds& bounds) const {
     return std::max(num_claims(cuts, bounds.max_rows), bounds.max_rows);

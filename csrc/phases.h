@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -154,6 +155,21 @@ struct Rows {
     int rows_per_tile(const Replay& replay) const;
 };
 
+// Weight tiles cut into ranges that are claimed: each thread's tiles into as many, which it takes from the front.
+class TileCuts {
+public:
+    TileCuts(int num_tiles, int num_threads);
+
+    int num_ranges() const { return int(cuts_.size()) - 1; }
+    int begin(int range) const { return cuts_[range]; }
+    int end(int range) const { return cuts_[range + 1]; }
+    int first_of(int thread) const { return cuts_[num_ranges() / num_threads_ * thread]; }
+
+private:
+    std::vector<int> cuts_;
+    int num_threads_;
+};
+
 // The products of one input, already quantized, with several weights.
 struct Linear {
     struct Product {
@@ -165,12 +181,15 @@ struct Linear {
     RowKind kind;
     std::vector<Product> products;
     std::optional<Buffer> add;  // joins the first product's sum
-    std::vector<int> cuts;      // the weights' tiles, one weight's after the other's, in ranges to be claimed
+    TileCuts cuts;              // of the weights' tiles, one weight's after the other's
 
     std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay&) const { return 1; }
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;
+    int num_tiles() const;
+    // The weights that `thread` begins with; not all, what it may fetch while it waits.
+    std::span<const std::byte> first_weights(int thread) const;
 };
 
 struct Attention {
@@ -199,12 +218,13 @@ struct Head {
 
     std::shared_ptr<const Weight> weight;
     std::optional<int> rest_row;
-    std::vector<int> cuts;
+    TileCuts cuts;
 
     std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay& replay) const;
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;
+    std::span<const std::byte> first_weights(int thread) const;
 };
 
 using Phase = std::variant<Rows, Linear, Attention, Head>;

@@ -296,6 +296,14 @@ int Program::open() {
     return Job::kEnd;
 }
 
+std::span<const std::byte> Program::ahead(int thread) const {
+    for (std::size_t i = next_phase_ + 1;; ++i) {  // around, into the next step: there is a head
+        const Phase& phase = phases_[i % phases_.size()];
+        if (const auto* linear = std::get_if<Linear>(&phase)) return linear->first_weights(thread);
+        if (const auto* head = std::get_if<Head>(&phase)) return head->first_weights(thread);
+    }
+}
+
 void Program::run(const Batch& batch, const RowResults& results) {
     std::lock_guard one_run(run_mutex_);
     const Clock::time_point began = profile_ ? Clock::now() : Clock::time_point();
@@ -305,7 +313,8 @@ void Program::run(const Batch& batch, const RowResults& results) {
                     const Program& it = *static_cast<const Program*>(self);
                     std::visit([&](const auto& phase) { phase.run(it.replay_, tile, thread); },
                                it.phases_[it.next_phase_]);
-                }});
+                },
+                [](void* self, int thread) { return static_cast<const Program*>(self)->ahead(thread); }});
     if (profile_) profile_->total += std::chrono::duration<double>(Clock::now() - began).count();
 }
 

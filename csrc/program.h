@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -99,6 +100,8 @@ private:
     int head_rows() const;
     void bind(const Batch& batch, const RowResults& results);
     int open();
+    // The weights that `thread` will read first after the present phase.
+    std::span<const std::byte> ahead(int thread) const;
     void lap();
 
     std::shared_ptr<ThreadPool> pool_;

@@ -1,8 +1,10 @@
 // The thread pool: a run is a series of phases, a phase a number of independent tiles.
 //
-// Tiles are claimed one at a time from one atomic word, so which thread computes what is left to chance; results must
-// not depend on it. A phase ends when its last tile is done, not when every thread has arrived: a thread that the
-// kernel took off its core between tiles holds up nobody. Knows nothing of models.
+// Each thread has a share of a phase's tiles, consecutive ones, which it takes from the front: what it reads is one
+// stream, and the same in each run. Who is done takes what is left of others' shares, from the back; so which thread
+// computes what is left to chance, and results must not depend on it. A phase ends when its last tile is done, not when
+// every thread has arrived: a thread that the kernel took off its core between tiles holds up nobody. Knows nothing of
+// models.
 #pragma once
 
 #include <algorithm>
@@ -12,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -55,23 +58,25 @@ private:
 };
 
 // What a run does. `open` is called by one thread before each phase, with all earlier tiles done and visible: it says
-// how many tiles the next phase has, or kEnd. `tile` is then called once for each, on any thread.
+// how many tiles the next phase has, or kEnd. `tile` is then called once for each, on any thread. `ahead`, which may be
+// null, is called after `open`: what a thread that is done with the phase may fetch while it waits for the others.
 struct Job {
     static constexpr int kEnd = -1;
 
     void* self;
     int (*open)(void* self);
     void (*tile)(void* self, int tile, int thread);
+    std::span<const std::byte> (*ahead)(void* self, int thread) = nullptr;
 };
 
 class ThreadPool {
 public:
     static constexpr int kMaxThreads = 1024;
-    static constexpr int kMaxTiles = (1 << 20) - 1 - kMaxThreads;  // of one phase; see Ticket
+    static constexpr int kMaxTiles = (1 << 20) - 1;  // of one phase; see Tiles
 
     // `num_threads` compute, the one that calls run() among them. Workers inherit the caller's affinity. Throws
     // std::runtime_error, saying how many there were, if the system does not give that many.
-    explicit ThreadPool(int num_threads) : num_threads_(num_threads), owner_(getpid()) {
+    explicit ThreadPool(int num_threads) : num_threads_(num_threads), owner_(getpid()), shares_(num_threads) {
         workers_ = std::make_unique<std::vector<std::thread>>();
         try {
             workers_->reserve(num_threads - 1);
@@ -99,7 +104,7 @@ public:
         FlushDenormals flush;
         job_ = job;
         open_next(0);
-        while (work(0)) {
+        while (take_part(0)) {
         }
     }
 
@@ -111,26 +116,39 @@ public:
         }
         std::lock_guard only_run(run_mutex_);
         is_closing_ = true;
-        publish(Ticket::pack(next_phase(), 0, true));
+        publish(Phase::idle(phase_now().number() + 1));
         for (auto& worker : *workers_) worker.join();
         workers_.reset();
     }
 
 private:
-    // phase (23 bits, wraps) | idle (1) | tiles of the phase (20) | next tile to claim (20). One word, so that a claim
-    // that comes too late says so by itself and touches nothing that may be gone. `next` exceeds the count by at most
-    // one claim per thread, hence kMaxTiles.
-    struct Ticket {
-        static constexpr int kCountBits = 20;
+    // The present phase; idle: between runs.
+    struct Phase {
         std::uint64_t word;
 
-        static std::uint64_t pack(std::uint64_t phase, int count, bool is_idle) {
-            return (phase << 41) | (std::uint64_t(is_idle) << 40) | (std::uint64_t(count) << kCountBits);
+        static Phase of(std::uint64_t number) { return {number << 1}; }
+        static Phase idle(std::uint64_t number) { return {number << 1 | 1}; }
+        std::uint64_t number() const { return word >> 1; }
+        bool is_idle() const { return word & 1; }
+    };
+    // A thread's tiles of a phase that nobody has taken: phase (24 bits, wraps) | begin (20) | end (20). One word, so
+    // that who comes too late takes nothing and touches nothing that may be gone.
+    struct Tiles {
+        static constexpr int kBits = 20;
+        static constexpr std::uint64_t kMask = (std::uint64_t(1) << kBits) - 1;
+        std::uint64_t word;
+
+        static Tiles of(Phase phase, int begin, int end) {
+            return {phase.number() << 2 * kBits | std::uint64_t(begin) << kBits | std::uint64_t(end)};
         }
-        std::uint64_t phase() const { return word >> 41; }
-        bool is_idle() const { return (word >> 40) & 1; }
-        int count() const { return int((word >> kCountBits) & ((1 << kCountBits) - 1)); }
-        int next() const { return int(word & ((1 << kCountBits) - 1)); }
+        bool is_of(Phase phase) const { return of(phase, begin(), end()).word == word; }
+        int begin() const { return int(word >> kBits & kMask); }
+        int end() const { return int(word & kMask); }
+    };
+    struct alignas(64) Share {
+        std::atomic<std::uint64_t> tiles{0};
+        std::atomic<const std::byte*> ahead{nullptr};
+        std::atomic<std::size_t> ahead_bytes{0};
     };
     // How a thread waits: at first it spins (phases follow each other within microseconds); then it offers its core to
     // whoever wants it, so that between the steps of a running request it is there when the next begins (to be woken
@@ -139,7 +157,10 @@ private:
     static constexpr std::chrono::microseconds kSpin{30};
     static constexpr std::chrono::microseconds kStayAwake{1000};
 
-    std::uint64_t next_phase() const { return Ticket{ticket_.load(std::memory_order_relaxed)}.phase() + 1; }
+    static constexpr int kNone = -1;
+    static constexpr std::size_t kLine = 64;
+
+    Phase phase_now() const { return {phase_.load(std::memory_order_seq_cst)}; }
 
     // Opens the next phase that has tiles, or goes idle at the end of the run. One thread at a time. A phase of a
     // single tile (the row operations of a decode) is computed on the spot: no other thread need hear of it.
@@ -148,49 +169,87 @@ private:
         while ((count = job_.open(job_.self)) == 0 || count == 1) {
             if (count == 1) job_.tile(job_.self, 0, thread);
         }
-        done_.store(0, std::memory_order_relaxed);
-        publish(count == Job::kEnd ? Ticket::pack(next_phase(), 0, true) : Ticket::pack(next_phase(), count, false));
+        const std::uint64_t number = phase_now().number() + 1;
+        if (count == Job::kEnd) return publish(Phase::idle(number));
+        num_left_.store(count, std::memory_order_relaxed);
+        for (int i = 0; i < num_threads_; ++i) share_out(Phase::of(number), count, i);
+        publish(Phase::of(number));
     }
 
-    void publish(std::uint64_t word) {
-        ticket_.store(word, std::memory_order_seq_cst);
+    void share_out(Phase phase, int count, int thread) {
+        Share& share = shares_[thread];
+        if (job_.ahead != nullptr) {
+            const std::span<const std::byte> ahead = job_.ahead(job_.self, thread);
+            share.ahead.store(ahead.data(), std::memory_order_relaxed);
+            share.ahead_bytes.store(ahead.size(), std::memory_order_relaxed);
+        }
+        const auto first = [&](int i) { return int(std::int64_t(count) * i / num_threads_); };
+        share.tiles.store(Tiles::of(phase, first(thread), first(thread + 1)).word, std::memory_order_release);
+    }
+
+    void publish(Phase phase) {
+        phase_.store(phase.word, std::memory_order_seq_cst);
         if (num_asleep_.load(std::memory_order_seq_cst) == 0) return;
         std::lock_guard lock(sleep_mutex_);
         wake_.notify_all();
     }
 
-    // Computes what can be claimed of the present phase and waits for the next; false once there is no job.
-    bool work(int thread) {
-        for (;;) {
-            const Ticket ticket{ticket_.fetch_add(1, std::memory_order_acq_rel)};
-            if (ticket.is_idle()) return false;
-            if (ticket.next() >= ticket.count()) {
-                wait_past(ticket.phase());
-                return true;
+    // Computes what it can get of the present phase and waits for the next; false once there is no job.
+    bool take_part(int thread) {
+        const Phase phase = phase_now();
+        if (phase.is_idle()) return false;
+        int num_done = 0;
+        for (int i = 0; i < num_threads_; ++i) {
+            Share& share = shares_[(thread + i) % num_threads_];
+            for (int tile; (tile = take(share, phase, i == 0)) != kNone; ++num_done) {
+                job_.tile(job_.self, tile, thread);
             }
-            job_.tile(job_.self, ticket.next(), thread);
-            if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == ticket.count()) open_next(thread);
         }
+        if (num_done > 0 && num_left_.fetch_sub(num_done, std::memory_order_acq_rel) == num_done) {
+            open_next(thread);
+        } else {
+            wait_past(phase, thread);
+        }
+        return true;
+    }
+
+    static int take(Share& share, Phase phase, bool is_own) {
+        Tiles now{share.tiles.load(std::memory_order_acquire)};
+        while (now.is_of(phase) && now.begin() < now.end()) {
+            const Tiles left =
+                is_own ? Tiles::of(phase, now.begin() + 1, now.end()) : Tiles::of(phase, now.begin(), now.end() - 1);
+            if (share.tiles.compare_exchange_weak(now.word, left.word, std::memory_order_acq_rel)) {
+                return is_own ? now.begin() : left.end();
+            }
+        }
+        return kNone;
     }
 
     void serve(int thread) {
         FlushDenormals flush;
-        for (;;) {
-            while (work(thread)) {
+        while (!is_closing_) {
+            if (!take_part(thread)) {
+                const Phase phase = phase_now();
+                if (phase.is_idle() && !is_closing_) wait_past(phase, thread);
             }
-            if (is_closing_) return;
-            const Ticket ticket{ticket_.load(std::memory_order_acquire)};
-            if (ticket.is_idle()) wait_past(ticket.phase());
         }
     }
 
-    void wait_past(std::uint64_t phase) {
-        const auto has_moved = [&] { return Ticket{ticket_.load(std::memory_order_seq_cst)}.phase() != phase; };
+    void wait_past(Phase phase, int thread) {
+        const auto has_moved = [&] { return phase_now().word != phase.word; };
+        const Share& share = shares_[thread];
+        const std::byte* ahead = share.ahead.load(std::memory_order_relaxed);
+        const std::byte* ahead_end = ahead + share.ahead_bytes.load(std::memory_order_relaxed);
         const auto began = std::chrono::steady_clock::now();
         for (auto waited = began - began; waited < kStayAwake; waited = std::chrono::steady_clock::now() - began) {
             for (int i = 0; i < 64; ++i) {
                 if (has_moved()) return;
-                relax();
+                if (ahead < ahead_end) {
+                    for (int line = 0; line < 4; ++line) __builtin_prefetch(ahead + line * kLine, 0, 2);
+                    ahead += 4 * kLine;
+                } else {
+                    relax();
+                }
             }
             if (waited >= kSpin) std::this_thread::yield();
         }
@@ -211,14 +270,15 @@ private:
     const int num_threads_;
     const pid_t owner_;
     Job job_{};
+    std::vector<Share> shares_;
     std::unique_ptr<std::vector<std::thread>> workers_;
     std::atomic<bool> is_closing_{false};
     std::mutex run_mutex_;
     std::mutex sleep_mutex_;
     std::condition_variable wake_;
     std::atomic<int> num_asleep_{0};
-    alignas(64) std::atomic<std::uint64_t> ticket_{Ticket::pack(0, 0, true)};
-    alignas(64) std::atomic<int> done_{0};
+    alignas(64) std::atomic<std::uint64_t> phase_{Phase::idle(0).word};
+    alignas(64) std::atomic<int> num_left_{0};  // tiles of the present phase that are not done
 };
 
 // Calls body(tile, thread) for each of `count` tiles.

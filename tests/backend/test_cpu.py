@@ -312,7 +312,7 @@ def test_running_before_loading_is_refused(two_threads: _core.ThreadPool) -> Non
 
 def test_a_step_that_is_cut_into_more_parts_than_the_pool_counts_is_refused(two_threads: _core.ThreadPool) -> None:
     bounds = replace(BOUNDS, max_tokens=_core.MAX_TILES + 1)
-    with pytest.raises(CapacityError, match="at most 1,047,551 are allowed: lower --max-step-tokens"):
+    with pytest.raises(CapacityError, match="at most 1,048,575 are allowed: lower --max-step-tokens"):
         CpuBackend(TinySpec().forward(), TinySpec().weights(), bounds, pool=two_threads)
     assert CpuBackend(TinySpec().forward(), TinySpec().weights(), BOUNDS, pool=two_threads).memory.arena > 0
 
