@@ -17,6 +17,7 @@ import msgspec
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from headrace.server.corked import CorkedTransport
 from headrace.server.limits import BODY_TIMEOUT_S, HEADER_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEADER_BYTES
 from headrace.server.openai.errors import Refusal
 
@@ -40,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _is_upgrade_ignored = False  # the message just parsed asked for an upgrade; it is to be parsed again without
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(CorkedTransport(transport, self.loop))
         if len(self.connections) > MAX_CONNECTIONS:
             self._refuse(
                 Refusal(503, f"more than {MAX_CONNECTIONS} connections are open", None, "too_many_connections")
