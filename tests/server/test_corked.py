@@ -22,6 +22,10 @@ class RecordingTransport(asyncio.Transport):
         self.has_closed = True
         self.done.append(self.name + "closed")
 
+    def abort(self) -> None:
+        self.has_closed = True
+        self.done.append(self.name + "aborted")
+
     def is_closing(self) -> bool:
         return self.has_closed
 
@@ -67,6 +71,15 @@ async def test_what_was_written_leaves_before_the_end() -> None:
     await one_turn()
     assert done == ["last", "closed"]
     assert corked.is_closing()
+
+
+async def test_what_was_written_does_not_leave_after_an_abort() -> None:
+    done: list[Any] = []
+    corked = CorkedTransport(RecordingTransport(done), asyncio.get_running_loop())
+    corked.write(b"too late")
+    corked.abort()
+    await one_turn()
+    assert done == ["aborted"]
 
 
 async def test_nothing_is_written_to_a_connection_that_broke_meanwhile() -> None:

@@ -133,7 +133,7 @@ def test_leaving_early_is_counted_as_an_abort() -> None:
 
 
 def test_a_reader_that_stops_reading_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.wire.SEND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("headrace.server.protocol.SEND_TIMEOUT_S", 0.3)
     with running() as server:
         socks = []
         with contextlib.ExitStack() as stack:

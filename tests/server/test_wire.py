@@ -48,21 +48,6 @@ async def test_a_stream_whose_sending_fails_ends_its_work_wherever_that_is(fails
     assert not work.is_open
 
 
-async def test_a_client_that_does_not_take_the_first_piece_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.server.wire.SEND_TIMEOUT_S", 0.01)
-    work = Work()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
-    pieces = work.pieces()
-    stream = EventStream(await anext(pieces), pieces)
-    with pytest.raises(ClientDisconnect):
-        await stream({}, never_gone, send)
-    assert not work.is_open
-
-
 async def test_a_client_that_left_before_the_first_piece_ends_the_work() -> None:
     work = Work()
 

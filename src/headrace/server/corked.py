@@ -35,6 +35,11 @@ class CorkedTransport(asyncio.Transport):
         self._send()
         self._transport.close()
 
+    def abort(self) -> None:
+        """Nothing leaves any more."""
+        self._held.clear()
+        self._transport.abort()
+
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 

@@ -18,7 +18,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.server.corked import CorkedTransport
-from headrace.server.limits import BODY_TIMEOUT_S, HEADER_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEADER_BYTES
+from headrace.server.limits import BODY_TIMEOUT_S, HEADER_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEADER_BYTES, SEND_TIMEOUT_S
 from headrace.server.openai.errors import Refusal
 
 
@@ -34,6 +34,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection. What is over a limit is answered with an error in JSON and closed."""
 
     _deadline: asyncio.TimerHandle | None = None
+    _read_deadline: asyncio.TimerHandle | None = None  # of the client: while more is written than it reads
     _header_bytes = 0  # since a message began or its body grew: headers, what frames chunks, trailers
     _reading = Reading.NEXT_REQUEST
     _running: RequestResponseCycle | None = None  # what is being answered; uvicorn's `cycle` is the newest request
@@ -51,6 +52,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        self._cancel_read_deadline()
         super().connection_lost(exc)
         waiting = [cycle for cycle, _ in self.pipeline]
         for cycle in (*waiting, self._running):  # uvicorn tells only the newest
@@ -58,6 +60,15 @@ class LimitedProtocol(HttpToolsProtocol):
                 cycle.disconnected = True
                 cycle.message_event.set()
         self.pipeline.clear()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cancel_read_deadline()
+        self._read_deadline = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_read_deadline()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -171,6 +182,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _cancel_read_deadline(self) -> None:
+        if self._read_deadline is not None:
+            self._read_deadline.cancel()
+            self._read_deadline = None
 
     def _headers_are_late(self) -> None:
         if not self.transport.is_closing():

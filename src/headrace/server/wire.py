@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headrace.server.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES, SEND_TIMEOUT_S
+from headrace.server.limits import BODY_TIMEOUT_S, MAX_BODY_BYTES
 from headrace.server.openai.errors import Refusal
 
 T = TypeVar("T")
@@ -98,7 +98,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
 class EventStream(Response):
     """A response whose body comes piece by piece: `first`, which is there already, then `rest`.
 
-    `rest` is closed at once when the client leaves or stops reading, so that what makes it ends too.
+    `rest` is closed at once when the client leaves, so that what makes it ends too. One that stops reading is made to
+    leave by its connection (protocol.py).
     """
 
     media_type = "text/event-stream"
@@ -118,14 +119,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._send(send, self.first)
+        await send({"type": "http.response.body", "body": self.first, "more_body": True})
         async for piece in self.rest:
-            await self._send(send, piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send(self, send: Send, piece: bytes) -> None:
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except TimeoutError:
-            raise ClientDisconnect from None  # it reads nothing: as good as gone
