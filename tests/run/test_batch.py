@@ -166,6 +166,16 @@ def test_steps_packed_one_after_another_are_as_if_packed_alone() -> None:
     assert_packed_as_alone(plan_of(VERIFY), plan_of(VERIFY), plan_of(VERIFY | {"tokens": [6], "targets": [-1]}))
 
 
+def test_blocks_that_stay_are_the_same_arrays_and_others_are_not() -> None:
+    packer = Packer()
+    first, second, third = (
+        packer.pack(decode_at(start, blocks=blocks)) for start, blocks in ((14, [0]), (15, [0]), (16, [0, 1]))
+    )
+    assert second.blocks[0] is first.blocks[0] and third.blocks[0] is not first.blocks[0]
+    moved = packer.pack(decode_at(17, blocks=[0, 2]))
+    np.testing.assert_array_equal(moved.blocks[0], [0, 2])
+
+
 def test_a_step_takes_nothing_over_from_another_requests() -> None:
     others = [request([1, 2], seed=8), request([1, 2], temperature=0), request([1, 2], logit_bias=((8, 2.5),))]
     assert_packed_as_alone(*(decode_at(6, of) for of in (DECODE["request"], *others)))

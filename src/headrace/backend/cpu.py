@@ -16,7 +16,7 @@ from headrace.backend.kv import KVStore
 from headrace.backend.layout import lay_out
 from headrace.backend.recording import Attention, Operation, Places, Prepared, Recorder, RowKind, fuse
 from headrace.backend.weights import map_weights
-from headrace.ops import U32, Batch, Forward, RowResults
+from headrace.ops import I32, U32, Batch, Forward, RowResults
 from headrace.tensor import FORMATS, Tensor, from_f32
 from headrace.types import CapacityError, KVGroup, ModelError
 
@@ -75,6 +75,7 @@ class CpuBackend:
         self.isa = choose_isa(isa)
         self._pool = pool
         self._is_exact = is_exact
+        self._used_blocks: I32 | None = None
         self._unpacked: list[tuple[_core.Weight, Tensor]] = []
         recorder = Recorder()
         forward(recorder, map_weights(weights, self._prepare))
@@ -119,7 +120,9 @@ class CpuBackend:
         self._store.begin_step()
         try:
             results = self._program.run(*batch, mask)
-            self._store.use(batch.blocks[0])
+            if batch.blocks[0] is not self._used_blocks:  # steps of one block after another: not searched in each
+                self._store.use(batch.blocks[0])
+                self._used_blocks = batch.blocks[0]
         finally:
             self._store.end_step()
         return RowResults(*results)

@@ -98,7 +98,7 @@ class _Touching:
 
     def end_step(self) -> None:
         self._resting_since = time.monotonic()
-        if self.num_touched < self._num_wanted():
+        if not self._is_asked.is_set() and self.num_touched < self._num_wanted():
             self._is_asked.set()
 
     def end(self) -> None:

@@ -51,8 +51,10 @@ class Packer:
         self._batch: Batch | None = None
 
     def pack(self, plan: StepPlan) -> Batch:
-        if self._plan is not None and self._batch is not None and _are_alike(plan, self._plan):
-            self._batch = _moved_on(plan, self._batch)
+        earlier = self._plan
+        if earlier is not None and self._batch is not None and _are_alike(plan, earlier):
+            has_same_blocks = plan.blocks == earlier.blocks and plan.block_offsets == earlier.block_offsets
+            self._plan, self._batch = plan, _moved_on(plan, self._batch, has_same_blocks=has_same_blocks)
             return self._batch
         batch = pack(plan)
         self._plan, self._batch = (plan, batch) if _is_plain_decode(plan) else (None, None)
@@ -76,15 +78,18 @@ def _are_alike(plan: StepPlan, decode: StepPlan) -> bool:
     )
 
 
-def _moved_on(plan: StepPlan, earlier: Batch) -> Batch:
+def _moved_on(plan: StepPlan, earlier: Batch, *, has_same_blocks: bool) -> Batch:
+    """The batch of a decode after an earlier one. Blocks that are the same are the same arrays: whoever looks through
+    them need not do so again.
+    """
     starts = _ints(plan.starts)
     return Batch(
         tokens=_ints(plan.tokens),
         token_offsets=earlier.token_offsets,
         starts=starts,
         row_tokens=earlier.row_tokens,
-        block_offsets=tuple(map(_ints, plan.block_offsets)),
-        blocks=tuple(map(_ints, plan.blocks)),
+        block_offsets=earlier.block_offsets if has_same_blocks else tuple(map(_ints, plan.block_offsets)),
+        blocks=earlier.blocks if has_same_blocks else tuple(map(_ints, plan.blocks)),
         sampling=SamplingRows(earlier.sampling.targets, starts + 1, *earlier.sampling[2:]),
     )
 
