@@ -307,6 +307,15 @@ def test_no_block_is_touched_beside_a_step_nor_shortly_after(store: KVStore) -> 
     assert time.monotonic() - ended >= REST_S
 
 
+def test_blocks_are_touched_after_steps_that_used_more_than_was_about_to_be(store: KVStore) -> None:
+    ahead = num_ahead(0, store.block_nbytes)
+    assert touched(store, ahead)
+    step(store, 0)
+    time.sleep(REST_S / 5)  # the thread has seen what is wanted, and waits for steps to end
+    step(store, 2 * ahead)
+    assert touched(store, 3 * ahead)
+
+
 def test_after_a_step_that_was_refused_blocks_are_touched_too() -> None:
     pool = _core.ThreadPool(1)
     backend = CpuBackend(TinySpec().forward(), TinySpec().weights(), BOUNDS, pool=pool)

@@ -109,8 +109,9 @@ class _Touching:
         at_once = max(1, TOUCH_BYTES // self._cache.block_nbytes)
         while self._is_asked.wait() and not self._is_closing.is_set():
             self._is_asked.clear()
-            while self.num_touched < (wanted := self._num_wanted()) and self._wait_for_rest():
-                first = max(self.num_touched, self._num_used)  # steps have touched what they used
+            while self.num_touched < self._num_wanted() and self._wait_for_rest():
+                wanted = self._num_wanted()  # now: steps that ran meanwhile may have used more than was wanted before
+                first = min(max(self.num_touched, self._num_used), wanted)  # steps have touched what they used
                 count = min(at_once, wanted - first)
                 self._cache.touch(first, count)
                 self.num_touched = first + count
