@@ -24,15 +24,23 @@ std::size_t Attention::max_tiles(const Bounds& bounds) const {
 
 void Attention::run(const Replay& replay, int tile, int thread) const {
     const AttentionPlan& plan = replay.attention;
-    const int num_kv_heads = cache->num_kv_heads();
-    const AttentionClaim& claim = plan.claims[tile / num_kv_heads];
+    const AttentionClaim& claim = claim_of(replay, tile);
     for (int i = claim.first_item; i < claim.end_item; ++i) {
-        const AttentionItem* next = i + 1 < claim.end_item ? &plan.items[i + 1] : nullptr;
-        run_item(replay, plan.items[i], next, tile % num_kv_heads, thread);
+        Upcoming next{nullptr, tile % cache->num_kv_heads()};
+        if (i + 1 < claim.end_item) {
+            next.item = &plan.items[i + 1];
+        } else if (tile + 1 < tiles(replay)) {  // unless the thread's share ends here
+            next = {&plan.items[claim_of(replay, tile + 1).first_item], (tile + 1) % cache->num_kv_heads()};
+        }
+        run_item(replay, plan.items[i], next, tile % cache->num_kv_heads(), thread);
     }
 }
 
-void Attention::run_item(const Replay& replay, const AttentionItem& item, const AttentionItem* next, int kv_head,
+const AttentionClaim& Attention::claim_of(const Replay& replay, int tile) const {
+    return replay.attention.claims[tile / cache->num_kv_heads()];
+}
+
+void Attention::run_item(const Replay& replay, const AttentionItem& item, const Upcoming& next, int kv_head,
                          int thread) const {
     const KvLayer kv = cache->layer(layer);
     const int heads_per_kv = num_heads / kv.num_kv_heads;
@@ -57,10 +65,11 @@ void Attention::run_item(const Replay& replay, const AttentionItem& item, const 
                           out_states.acc};
         }
         BlockRun ahead{nullptr, 0};
-        if (i + 1 < item.num_segments) {
+        const bool is_last = i + 1 == item.num_segments;
+        if (!is_last) {
             ahead = blocks_of(item, segment + 1);
-        } else if (next != nullptr) {
-            ahead = blocks_of(*next, next->first_segment);
+        } else if (next.item != nullptr) {
+            ahead = blocks_of(*next.item, next.item->first_segment);
         }
         const BlockRun here = blocks_of(item, segment);
         replay.kernels->attend({
@@ -68,6 +77,7 @@ void Attention::run_item(const Replay& replay, const AttentionItem& item, const 
             .blocks = here.blocks,
             .next_blocks = ahead.blocks,
             .num_next_blocks = ahead.count,
+            .next_kv_head = is_last ? next.kv_head : kv_head,
             .kv_head = kv_head,
             .heads_per_kv = heads_per_kv,
             .queries = queries.data(),

@@ -220,6 +220,7 @@ struct AttendCase {
                             .blocks = block_table + segment * (kSegmentTokens / kBlockTokens),
                             .next_blocks = block_table,
                             .num_next_blocks = 1,
+                            .next_kv_head = kv_head,
                             .kv_head = kv_head,
                             .heads_per_kv = heads,
                             .queries = rows.data(),

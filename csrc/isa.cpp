@@ -39,6 +39,8 @@ namespace {
 #include "kernels/quantize.inc"
 #include "kernels/gemm_formats.inc"
 #include "kernels/gemm.inc"
+#include "kernels/kv.inc"
+#include "kernels/attention_chunk.inc"
 #include "kernels/attention.inc"
 #include "kernels/contenders.inc"
 #include "kernels/sample.inc"

@@ -19,6 +19,9 @@ inline constexpr int kBlockTokens = 16;     // tokens of a KV block: one vector 
 inline constexpr int kTileTokens = 64;      // tokens of an online-softmax step, anchored at position 0
 inline constexpr int kSegmentTokens = 256;  // fixed split of a context: a multiple of kTileTokens
 inline constexpr int kMaxHeadDim = 256;
+// Scores may exceed what they are weighed against by so much, in units of ln 2, before all sums are scaled down: a
+// weight is at most 2^8, sums in f32 do not mind, and after the first tile of a segment almost no tile has to.
+inline constexpr float kHeadroom = 8.0f;
 // The head's 8-bit inputs have a second term for the tokens so near, in nats, to a row's greatest logit by the first.
 inline constexpr float kContenderMargin = 3.0f;
 inline constexpr int kMaxTop = 64;  // top-N logprobs of a row (types.MAX_LOGPROBS)
@@ -90,7 +93,8 @@ struct KvLayer {
 };
 
 // One query token: its heads of one KV head, and where their states over a segment go. States are flash-attention's:
-// running maximum (of scores in units of ln 2), sum, and weighted values, unnormalized.
+// a maximum (of scores in units of ln 2; later ones exceed it by kHeadroom at most), sum, and weighted values,
+// unnormalized.
 struct AttendQuery {
     const float* heads;  // [heads_per_kv][head_dim], rotated, unscaled
     int position;        // sees positions up to its own
@@ -104,8 +108,9 @@ struct AttendQuery {
 struct Attend {
     const KvLayer* kv;
     const std::int32_t* blocks;       // of the segment
-    const std::int32_t* next_blocks;  // what this thread reads next, of the same head: fetched while these are computed
+    const std::int32_t* next_blocks;  // what this thread reads next: fetched while these are computed
     int num_next_blocks;              // may be 0
+    int next_kv_head;
     int kv_head;
     int heads_per_kv;
     const AttendQuery* queries;

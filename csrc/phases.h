@@ -205,8 +205,13 @@ struct Attention {
     void run(const Replay& replay, int tile, int thread) const;
 
 private:
-    void run_item(const Replay& replay, const AttentionItem& item, const AttentionItem* next, int kv_head,
-                  int thread) const;
+    struct Upcoming {  // what a thread is likely to compute next
+        const AttentionItem* item;
+        int kv_head;
+    };
+
+    const AttentionClaim& claim_of(const Replay& replay, int tile) const;
+    void run_item(const Replay& replay, const AttentionItem& item, const Upcoming& next, int kv_head, int thread) const;
     void merge_tile(const Replay& replay, const AttentionItem& item, int kv_head, int thread) const;
 };
 

@@ -110,6 +110,7 @@ Attended attend_head(const Kernels& kernels, const Shape& shape, int kv_head, Ma
             .blocks = cache.block_table.data() + segment * (kSegmentTokens / kBlockTokens),
             .next_blocks = nullptr,
             .num_next_blocks = 0,
+            .next_kv_head = kv_head,
             .kv_head = kv_head,
             .heads_per_kv = shape.heads_per_kv,
             .queries = rows.data(),
@@ -135,20 +136,23 @@ Output attend(const Kernels& kernels, const Shape& shape) {
 }
 
 // A score is off by a chain of head_dim roundings of its magnitude, on either side, and a probability by ln 2 times as
-// much (scores are in units of ln 2) relatively, twice: its own score's and the maximum's. A probability that lies at a
-// border of bf16 may be rounded to either neighbour, 2^-7 of it apart. A merged row has probabilities and their sum.
+// much (scores are in units of ln 2) relatively, twice: its own score's and the maximum's; and by what the pieces of
+// its exponential differ where they meet. A probability that lies at a border of bf16 may be rounded to either
+// neighbour, 2^-7 of it apart. A merged row has probabilities and their sum. A segment's state may be relative to a
+// maximum that is another by kHeadroom.
 std::vector<float> attend_bounds(const Kernels& oracle, const Shape& shape) {
     std::vector<float> bounds;
     for (int kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
         const Attended scores = attend_head(oracle, shape, kv_head, {.scores = true});
         const Attended values = attend_head(oracle, shape, kv_head, {.values = true});
-        const float largest = *std::max_element(scores.max.begin(), scores.max.end());
+        const float largest = *std::max_element(scores.max.begin(), scores.max.end()) + kHeadroom;
         const float score_error = float(shape.head_dim + 2) * 2 * kUnit * largest;
         const float weight_error = 2 * score_error * std::numbers::ln2_v<float>;
-        const float sum_error = weight_error + float(2 * kSegmentTokens) * kUnit;
-        for (std::size_t i = 0; i < values.max.size(); ++i) bounds.push_back(score_error);
-        for (const float sum : values.sum) bounds.push_back(sum_error * sum);
-        for (const float acc : values.acc) bounds.push_back((sum_error + 0x1p-7f) * acc);
+        const float sum_error = weight_error + 0x1p-12f + float(2 * kSegmentTokens) * kUnit;
+        const float scaled = std::exp2(kHeadroom);
+        for (std::size_t i = 0; i < values.max.size(); ++i) bounds.push_back(kHeadroom + score_error);
+        for (const float sum : values.sum) bounds.push_back((scaled + sum_error) * sum);
+        for (const float acc : values.acc) bounds.push_back((scaled + sum_error + 0x1p-7f) * acc);
         for (const float out : values.out) bounds.push_back((2 * sum_error + weight_error + 0x1p-7f) * out);
     }
     return bounds;

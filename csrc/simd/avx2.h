@@ -127,6 +127,10 @@ inline __m256i round_to_bf16(__m256 x) {
 inline void store_bf16(std::byte* p, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pack_16(round_to_bf16(x.lo), round_to_bf16(x.hi)));
 }
+inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
+    store_bf16(reinterpret_cast<std::byte*>(words), x);
+    store_bf16(reinterpret_cast<std::byte*>(words + 8), y);
+}
 inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
     const i32x16 byte = splat(0xff), low_a = a & byte, low_b = b & byte;
     const __m256i words_a = _mm256_packus_epi32(low_a.lo, low_a.hi), words_b = _mm256_packus_epi32(low_b.lo, low_b.hi);

@@ -95,6 +95,9 @@ inline f32x16 load_bf16(const std::byte* p) {
 inline void store_bf16(std::byte* p, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
 }
+inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
+    store(words, i32x16{std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(y.v, x.v))});
+}
 inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
     alignas(64) static constexpr auto kLowWords = [] {
         std::array<std::uint16_t, 32> words{};

@@ -181,6 +181,10 @@ inline void store_bf16(std::byte* p, f32x16 x) {
         store_128(p + 8 * i, vreinterpretq_u8_u16(eight));
     }
 }
+inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
+    store_bf16(reinterpret_cast<std::byte*>(words), x);
+    store_bf16(reinterpret_cast<std::byte*>(words + 8), y);
+}
 inline uint8x16_t low_bytes(i32x16 x) {  // the even bytes of the even halves
     const auto low_halves = [&](int i) {
         return vuzp1q_s16(vreinterpretq_s16_s32(x.v[i]), vreinterpretq_s16_s32(x.v[i + 1]));

@@ -179,6 +179,10 @@ inline void store_bf16(std::byte* p, f32x16 x) {
         std::memcpy(p + 2 * i, &half, sizeof half);
     }
 }
+inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
+    store_bf16(reinterpret_cast<std::byte*>(words), x);
+    store_bf16(reinterpret_cast<std::byte*>(words + 8), y);
+}
 inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {  // the low bytes of a's lanes, then of b's
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::byte>(a.lane[i]);
     for (int i = 0; i < 16; ++i) p[16 + i] = static_cast<std::byte>(b.lane[i]);
