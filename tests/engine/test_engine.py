@@ -239,6 +239,33 @@ def test_requests_from_many_threads_are_all_answered(executor: PoisonExecutor) -
         assert answer_of(deliveries.events(), request.id) == expected(request)
 
 
+def test_an_idle_engine_waits_for_requests_on_their_way_and_runs_them_in_one_step(
+    executor: PoisonExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.engine.engine.GATHER_S", 10.0)
+    deliveries = Deliveries()
+    thread = EngineThread(make_engine(executor), deliveries)
+    thread.expect(2)
+    thread.submit(make_request(1))
+    thread.start()
+    thread.submit(make_request(2))
+    thread.expect(-2)
+    deliveries.wait_for_ends(2)
+    thread.stop()
+    assert {event.request_id for event in deliveries.all[0].events} == {1, 2}
+
+
+def test_a_request_that_never_comes_does_not_hold_up_the_others(executor: PoisonExecutor) -> None:
+    deliveries = Deliveries()
+    thread = EngineThread(make_engine(executor), deliveries)
+    thread.start()
+    thread.expect(1)
+    thread.submit(make_request(1))
+    deliveries.wait_for_ends(1)
+    thread.stop()
+    assert answer_of(deliveries.events(), 1) == expected(make_request(1))
+
+
 def test_what_can_never_run_is_told_so(executor: PoisonExecutor) -> None:
     deliveries = Deliveries()
     thread = EngineThread(make_engine(executor), deliveries)

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 Clock = Callable[[], int]  # microseconds, monotonic
 
+GATHER_S = 0.008  # the most that an engine without work waits for requests that are on their way
+
 
 def monotonic_us() -> int:
     return time.monotonic_ns() // 1000
@@ -161,6 +163,7 @@ class EngineThread:
         self._inbox: deque[_Submit | _Cancel] = deque()
         self._open: dict[int, Request] = {}  # the engine's thread has taken them in, and told no end yet
         self._wake = threading.Condition()
+        self._num_coming = 0
         self._is_stopping = False
         self._has_ended = False  # nothing enters the inbox any more
         self._thread = threading.Thread(target=self._loop, name="headrace-engine", daemon=True)
@@ -176,6 +179,16 @@ class EngineThread:
 
     def cancel(self, request_id: int) -> None:
         self._post(_Cancel(request_id))
+
+    def expect(self, change: int) -> None:
+        """So many requests more (or, negative, fewer) are about to be submitted: their prompts are being made.
+
+        Clients that ask at the same moment, as those do that share a prefix or ask again when answered, then share
+        their first step; else the first has one to itself and all others wait for that.
+        """
+        with self._wake:
+            self._num_coming += change
+            self._wake.notify()
 
     def stop(self) -> None:
         """End the thread after the step that is running. Requests still there are ended as cancelled."""
@@ -214,10 +227,11 @@ class EngineThread:
 
     def _wait_for_work(self) -> bool:
         """Sleep while there is nothing to do; False when the thread shall end."""
-        if self._open or self._inbox:
+        if self._open:
             return not self._is_stopping
         with self._wake:
             self._wake.wait_for(lambda: self._inbox or self._is_stopping)
+            self._wake.wait_for(lambda: self._num_coming <= 0 or self._is_stopping, timeout=GATHER_S)
         return not self._is_stopping
 
     def _turn(self) -> None:

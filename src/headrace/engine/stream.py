@@ -7,8 +7,9 @@ queue per request. Leaving a stream early cancels its request.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -93,6 +94,16 @@ class AsyncEngine:
 
     def next_id(self) -> int:
         return next(self._ids)
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Have an idle engine wait a little for a request whose prompt is made in the context."""
+        self._thread.expect(1)
+        try:
+            yield
+        finally:
+            # Once the caller has had its turn: what it has made is submitted by then.
+            asyncio.get_running_loop().call_soon(self._thread.expect, -1)
 
     def stream(self, request: Request) -> Stream:
         """A stream of the request's events; the request is submitted when the stream is entered."""

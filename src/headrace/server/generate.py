@@ -39,9 +39,11 @@ class Generator:
         """The answers to every prompt, choice i * n + j being the j-th to the i-th."""
         generation = request.generation
         with self.admission.places(len(request.prompts) * generation.n):
+            with self.serving.engine.expecting():
+                prompts = await self.prompts.of_completion(request)
             answers = [
                 answer
-                for i, prompt in enumerate(await self.prompts.of_completion(request))
+                for i, prompt in enumerate(prompts)
                 for answer in self._answers(generation, prompt, i * generation.n, arrival_us)
             ]
             async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
@@ -51,7 +53,8 @@ class Generator:
     async def chat(self, request: ChatRequest, arrival_us: int) -> AsyncGenerator[Item, None]:
         """The choices of the next message."""
         with self.admission.places(request.generation.n):
-            prompt = await self.prompts.of_chat(request)
+            with self.serving.engine.expecting():
+                prompt = await self.prompts.of_chat(request)
             answers = self._answers(request.generation, prompt, 0, arrival_us)
             async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
                 async for item in items:
