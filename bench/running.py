@@ -23,7 +23,7 @@ import bench.client
 from bench.client import LoadError
 from bench.engines import Engine, Kind
 from bench.figures import Answer, Figures, summarize
-from bench.machine import process_tree
+from bench.machine import process_tree, read_into_cache
 from bench.workloads import WARM_UP, Load, prompts
 
 START_TIMEOUT_S = 600.0
@@ -98,6 +98,7 @@ class Driven:
 @contextlib.contextmanager
 def running(engine: Engine, threads: int, load: Load, log: IO[bytes]) -> Iterator[Running]:
     """The engine, warm, with room for `load` and for others of its key; what it says goes into `log`."""
+    read_into_cache(Path(engine.path))
     port, began = free_port(), time.perf_counter()
     pipe = subprocess.PIPE if engine.kind is Kind.OPENVINO else None
     process = subprocess.Popen(
