@@ -270,6 +270,8 @@ void bind_program(nb::module_& module) {
 NB_MODULE(_core, module) {
     module.attr("BLOCK_TOKENS") = kBlockTokens;
     module.attr("CONTENDER_MARGIN") = kContenderMargin;
+    module.attr("MARGIN_HALVINGS") = kMarginHalvings;
+    module.attr("MAX_CONTENDERS") = kMaxContenders;
     module.attr("MAX_HEAD_DIM") = kMaxHeadDim;
     module.attr("MAX_SIDE") = kMaxSide;
     module.attr("MAX_THREADS") = ThreadPool::kMaxThreads;

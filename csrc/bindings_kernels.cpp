@@ -150,9 +150,10 @@ nb::object gemm(const std::string& isa, const std::string& format, int rows, Arr
     return out.object;
 }
 
-std::vector<std::int32_t> find_contenders(const std::string& isa, VectorArray logits, float margin) {
-    std::vector<std::int32_t> tokens(logits.shape(0));
-    tokens.resize(kernels_named(isa).find_contenders(logits.data(), int(tokens.size()), margin, tokens.data()));
+std::vector<std::int32_t> find_contenders(const std::string& isa, VectorArray logits, float margin, int most) {
+    std::vector<std::int32_t> tokens(std::max(most, 0));
+    tokens.resize(kernels_named(isa).find_contenders(logits.data(), int(logits.shape(0)), margin, int(tokens.size()),
+                                                     tokens.data()));
     return tokens;
 }
 
@@ -286,7 +287,7 @@ void bind_kernels(nb::module_& module) {
     module.def("kernel_rotary", &rotary, "isa"_a, "turns"_a, "position"_a, "magnitude"_a);
     module.def("kernel_gemm", &gemm, "isa"_a, "format"_a, "rows"_a, "data"_a, "x"_a, "add"_a = nb::none(),
                "tiles_per_call"_a = 1 << 20);
-    module.def("kernel_find_contenders", &find_contenders, "isa"_a, "logits"_a, "margin"_a);
+    module.def("kernel_find_contenders", &find_contenders, "isa"_a, "logits"_a, "margin"_a, "most"_a);
     module.def("kernel_rms_norm", &rms_norm, "isa"_a, "x"_a, "weight"_a, "eps"_a);
     module.def(
         "kernel_silu_mul",

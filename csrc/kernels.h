@@ -24,6 +24,10 @@ inline constexpr int kMaxHeadDim = 256;
 inline constexpr float kHeadroom = 8.0f;
 // The head's 8-bit inputs have a second term for the tokens so near, in nats, to a row's greatest logit by the first.
 inline constexpr float kContenderMargin = 3.0f;
+// Where more tokens than that are so near, the margin is halved until they are few, so many times at most: logits that
+// all lie close together decide little, and would cost as much as all the head's products, on one thread.
+inline constexpr int kMaxContenders = 128;
+inline constexpr int kMarginHalvings = 6;
 inline constexpr int kMaxTop = 64;  // top-N logprobs of a row (types.MAX_LOGPROBS)
 inline constexpr std::size_t kAlign = 64;
 
@@ -180,8 +184,9 @@ struct Kernels {
     // s start at max/sum + s * state_stride and acc + s * acc_stride (strides in floats).
     void (*merge)(const float* max, const float* sum, std::size_t state_stride, const float* acc,
                   std::size_t acc_stride, int num_segments, int head_dim, float* out);
-    // The tokens whose logits are at most `margin` below the greatest, in order; returns how many.
-    int (*find_contenders)(const float* logits, int vocab, float margin, std::int32_t* tokens);
+    // The tokens whose logits are at most `margin` below the greatest, in order; returns how many. Where they are more
+    // than `most`, those within half of it, and so on, kMarginHalvings times; and none if those are too many still.
+    int (*find_contenders)(const float* logits, int vocab, float margin, int most, std::int32_t* tokens);
     void (*sample)(const SampleRow& row);
 };
 

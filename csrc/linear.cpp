@@ -67,7 +67,7 @@ HeadRows head_rows(const Replay& replay) {
 // Adds the second term of the inputs, in the row `rest_row` of activations, to the logits that may win.
 void refine(const Replay& replay, const Matrix& w, int rest_row, float* logits, std::byte* scratch) {
     const auto tokens = reinterpret_cast<std::int32_t*>(scratch);
-    const int count = replay.kernels->find_contenders(logits, w.rows, kContenderMargin, tokens);
+    const int count = replay.kernels->find_contenders(logits, w.rows, kContenderMargin, kMaxContenders, tokens);
     for (int i = 0; i < count;) {
         const int tile = tokens[i] / kLanes, first_token = tile * kLanes;
         Matrix one = w;

@@ -89,7 +89,7 @@ Output contenders(const Kernels& kernels, int vocab, float margin) {
     Array<float> logits = normal_floats(vocab, vocab);
     if (vocab > 20) logits[vocab - 2] = std::numeric_limits<float>::quiet_NaN();
     Array<std::int32_t> tokens(vocab);
-    const int count = kernels.find_contenders(logits.data(), vocab, margin, tokens.data());
+    const int count = kernels.find_contenders(logits.data(), vocab, margin, kMaxContenders, tokens.data());
     Array<float> found(vocab);
     for (int i = 0; i < vocab; ++i) found[i] = i < count ? float(tokens[i]) : -1.0f;
     Output output;

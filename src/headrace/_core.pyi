@@ -14,6 +14,8 @@ F64 = npt.NDArray[np.float64]
 
 BLOCK_TOKENS: int
 CONTENDER_MARGIN: float  # nats
+MARGIN_HALVINGS: int
+MAX_CONTENDERS: int
 MAX_HEAD_DIM: int
 MAX_SIDE: int  # rows or columns of a weight, tokens, blocks
 MAX_THREADS: int

@@ -23,6 +23,7 @@ U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
 CONTENDER_MARGIN = 3.0  # nats; see `head`
+MAX_CONTENDERS, MARGIN_HALVINGS = 128, 6
 
 V = TypeVar("V")
 W_contra = TypeVar("W_contra", contravariant=True)
@@ -85,7 +86,8 @@ class Ops(Protocol[V, W_contra]):
         """Logits x @ Wᵀ [R, vocab], scored and sampled per row inside the op: they never exist as one array.
 
         As `linear`; but where inputs are rounded to 8 bits, what that leaves over is rounded to 8 bits again and its
-        product joins the logits that are at most CONTENDER_MARGIN below their row's greatest.
+        product joins the logits that are at most CONTENDER_MARGIN below their row's greatest. Where those are more than
+        MAX_CONTENDERS, the margin is halved until they are not, MARGIN_HALVINGS times at most, else it joins none.
         """
 
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 from headrace import _core
-from headrace.ops import CONTENDER_MARGIN
+from headrace.backend.reference import contenders
+from headrace.ops import CONTENDER_MARGIN, MARGIN_HALVINGS, MAX_CONTENDERS
 from headrace.tensor import FORMATS, GROUP, Tensor, from_f32, round_bf16
 
 U = 2.0**-24
@@ -190,16 +191,31 @@ def test_contenders_are_the_tokens_near_the_greatest_logit(isa: str) -> None:
         logits[vocab // 2] = np.nan if vocab > 1 else 0
         for margin in (0.0, 1.0, 3.0, 1000.0):
             expected = np.flatnonzero(logits >= np.nanmax(logits) - np.float32(margin))
-            assert _core.kernel_find_contenders(isa, logits, margin) == expected.tolist()
+            assert _core.kernel_find_contenders(isa, logits, margin, vocab) == expected.tolist()
+
+
+@over_isas
+def test_of_many_contenders_those_nearest_to_the_greatest_are_taken_or_none(isa: str) -> None:
+    logits = random(1000, 5) * 4
+    for most in (0, 1, 2, 5, 40, 300, 1000):
+        expected = np.flatnonzero(contenders(logits, 3.0, most))
+        assert len(expected) <= most
+        assert _core.kernel_find_contenders(isa, logits, 3.0, most) == expected.tolist()
+    assert 1 < contenders(logits, 3.0, 5).sum() <= 5  # and not none of them
+    assert _core.kernel_find_contenders(isa, np.zeros(1000, np.float32), 3.0, 999) == []
 
 
 @over_isas
 def test_a_row_without_a_number_has_no_contenders(isa: str) -> None:
-    assert _core.kernel_find_contenders(isa, np.full(40, np.nan, np.float32), 3.0) == []
+    assert _core.kernel_find_contenders(isa, np.full(40, np.nan, np.float32), 3.0, 40) == []
 
 
 def test_the_core_and_the_oracle_agree_on_who_contends() -> None:
-    assert _core.CONTENDER_MARGIN == CONTENDER_MARGIN
+    assert (_core.CONTENDER_MARGIN, _core.MAX_CONTENDERS, _core.MARGIN_HALVINGS) == (
+        CONTENDER_MARGIN,
+        MAX_CONTENDERS,
+        MARGIN_HALVINGS,
+    )
 
 
 @pytest.mark.parametrize("fmt", [name for name in FORMATS if name != "bf16"])

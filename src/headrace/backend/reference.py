@@ -13,12 +13,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.backend.weights import map_weights
 from headrace.ops import (
     CONTENDER_MARGIN,
     F32,
     I32,
+    MARGIN_HALVINGS,
+    MAX_CONTENDERS,
     U32,
     AttentionShape,
     Batch,
@@ -32,6 +35,16 @@ from headrace.types import InvariantError
 
 Sampler = Callable[[F32, SamplingRows, U32 | None], RowResults]
 Rounding = Callable[[F32], F32]
+
+
+def contenders(logits: F32, margin: float = CONTENDER_MARGIN, most: int = MAX_CONTENDERS) -> npt.NDArray[np.bool_]:
+    """Which of a row's logits may win, as `Ops.head` defines it: [vocab]."""
+    greatest = np.fmax.reduce(logits, initial=-np.inf)
+    for halvings in range(MARGIN_HALVINGS + 1):
+        near: npt.NDArray[np.bool_] = logits >= greatest - np.float32(margin / 2**halvings)
+        if near.sum() <= most:
+            return near
+    return np.zeros_like(near)
 
 
 def round_q8(x: F32) -> F32:
@@ -200,9 +213,9 @@ class ReferenceOps:
         rounded = weight.round_input(x)
         self.logits = rounded @ weight.values.T
         if weight.round_input is round_q8:
-            least = self.logits.max(axis=1, keepdims=True, initial=-np.inf) - np.float32(CONTENDER_MARGIN)
             rest = round_q8(x - rounded) @ weight.values.T
-            self.logits += np.where(self.logits >= least, rest, np.float32(0))
+            contend = np.array([contenders(row) for row in self.logits]).reshape(rest.shape)
+            self.logits += np.where(contend, rest, np.float32(0))
 
     def _positions(self) -> I32:
         """Absolute position of each token fed: [T]."""
