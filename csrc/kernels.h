@@ -52,6 +52,9 @@ struct Matrix {
     int rows;
     int cols;
     const std::byte* tiles;
+    // Weights that a step reads once and no cache can keep until the next: few rows then read them past the outer
+    // caches, which keep what can stay there.
+    bool is_passing = false;
 
     int num_tiles() const { return (rows + kLanes - 1) / kLanes; }
     int num_groups() const { return (cols + kGroup - 1) / kGroup; }

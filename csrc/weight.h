@@ -16,7 +16,7 @@ namespace headrace {
 class Weight {
 public:
     Weight(const Kernels& kernels, Format format, int rows, int cols)
-        : kernels_(&kernels), shape_{format, rows, cols, nullptr} {}
+        : kernels_(&kernels), shape_{.format = format, .rows = rows, .cols = cols, .tiles = nullptr} {}
 
     const Matrix& matrix() const { return shape_; }
     std::size_t nbytes() const { return shape_.bytes(); }
@@ -40,7 +40,10 @@ public:
         for (const auto& weight : weights) bytes += aligned(weight->nbytes());
         const auto block = std::make_shared<Memory>(bytes);
         std::size_t at = 0;
-        for (const auto& weight : weights) weight->place(block, std::exchange(at, at + aligned(weight->nbytes())));
+        for (const auto& weight : weights) {
+            weight->place(block, std::exchange(at, at + aligned(weight->nbytes())));
+            weight->shape_.is_passing = bytes > last_cache_bytes();
+        }
     }
 
     void unpack_row(int row, float* out) const { kernels_->unpack_row(shape_, row, out); }
