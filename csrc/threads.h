@@ -111,7 +111,10 @@ public:
     void close() {
         if (workers_ == nullptr) return;
         if (getpid() != owner_) {
-            (void)workers_.release();  // a forked child has the handles without the threads: nothing to join
+            // A forked child has the handles without the threads: nothing to join, and who destroyed what they sleep on
+            // would wait for them to leave it.
+            (void)workers_.release();
+            (void)wake_.release();
             return;
         }
         std::lock_guard only_run(run_mutex_);
@@ -191,7 +194,7 @@ private:
         phase_.store(phase.word, std::memory_order_seq_cst);
         if (num_asleep_.load(std::memory_order_seq_cst) == 0) return;
         std::lock_guard lock(sleep_mutex_);
-        wake_.notify_all();
+        wake_->notify_all();
     }
 
     // Computes what it can get of the present phase and waits for the next; false once there is no job.
@@ -255,7 +258,7 @@ private:
         }
         std::unique_lock lock(sleep_mutex_);
         num_asleep_.fetch_add(1, std::memory_order_seq_cst);
-        wake_.wait(lock, has_moved);
+        wake_->wait(lock, has_moved);
         num_asleep_.fetch_sub(1, std::memory_order_relaxed);
     }
 
@@ -275,7 +278,7 @@ private:
     std::atomic<bool> is_closing_{false};
     std::mutex run_mutex_;
     std::mutex sleep_mutex_;
-    std::condition_variable wake_;
+    std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();
     std::atomic<int> num_asleep_{0};
     alignas(64) std::atomic<std::uint64_t> phase_{Phase::idle(0).word};
     alignas(64) std::atomic<int> num_left_{0};  // tiles of the present phase that are not done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,6 +121,23 @@ def test_a_forked_child_is_told_that_it_has_no_pool_and_can_end() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
     np.testing.assert_array_equal(packed_by(pool, VALUES), VALUES)
     pool.close()
+
+
+def test_a_forked_child_can_drop_a_pool_whose_threads_sleep() -> None:
+    pool = _core.ThreadPool(2)
+    time.sleep(0.2)  # they sleep after a millisecond
+    child = os.fork()
+    if child == 0:
+        del pool
+        os._exit(0)
+    end = time.monotonic() + 10
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    pool.close()
+    assert ended == (child, 0)
 
 
 @pytest.mark.parametrize("num_threads", [0, -1, 2000])
