@@ -13,6 +13,8 @@ import httpx
 import pytest
 from echoing import EchoingExecutor, Running, running, wait_for
 
+from headrace.server.serve import bind
+
 BODY = json.dumps({"prompt": "Hi", "max_tokens": 2, "temperature": 0}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
@@ -255,3 +257,25 @@ def test_more_connections_than_the_cap_are_turned_away(monkeypatch: pytest.Monke
         wait_for(lambda: len(server.server.server_state.connections) == 3)
         assert exchange(server).startswith(b"HTTP/1.1 503")
         assert server.client.get("/ping").status_code == 200  # on the connection it has
+
+
+def test_a_slow_reader_gets_a_large_answer_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bind_with_small_buffer(host: str, port: int) -> socket.socket:
+        sock = bind(host, port)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # of its connections too
+        return sock
+
+    monkeypatch.setattr("echoing.bind", bind_with_small_buffer)
+    monkeypatch.setattr("headrace.server.protocol.SEND_TIMEOUT_S", 0.5)
+    body = json.dumps({"prompt": ["x" * 60] * 4, "max_tokens": 400, "ignore_eos": True, "logprobs": 20}).encode()
+    with running() as server, socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+        sock.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+        sock.sendall(HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        received = sock.recv(4096)
+        began = time.monotonic()
+        while chunk := sock.recv(8192):
+            received += chunk
+            time.sleep(0.03)
+    assert time.monotonic() - began > 3 * 0.5
+    assert len(json.loads(received.partition(b"\r\n\r\n")[2])["choices"]) == 4

@@ -40,6 +40,9 @@ class CorkedTransport(asyncio.Transport):
         self._held.clear()
         self._transport.abort()
 
+    def get_write_buffer_size(self) -> int:
+        return sum(map(len, self._held)) + self._transport.get_write_buffer_size()
+
     def is_closing(self) -> bool:
         return self._transport.is_closing()
 

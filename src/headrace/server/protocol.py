@@ -34,7 +34,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection. What is over a limit is answered with an error in JSON and closed."""
 
     _deadline: asyncio.TimerHandle | None = None
-    _read_deadline: asyncio.TimerHandle | None = None  # of the client: while more is written than it reads
+    _read_deadline: asyncio.TimerHandle | None = None  # of the client, to read a part of what waits for it
     _header_bytes = 0  # since a message began or its body grew: headers, what frames chunks, trailers
     _reading = Reading.NEXT_REQUEST
     _running: RequestResponseCycle | None = None  # what is being answered; uvicorn's `cycle` is the newest request
@@ -63,8 +63,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._cancel_read_deadline()
-        self._read_deadline = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+        self._await_reading()
 
     def resume_writing(self) -> None:
         self._cancel_read_deadline()
@@ -182,6 +181,18 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
+
+    def _await_reading(self) -> None:
+        self._cancel_read_deadline()
+        num_unsent = self.transport.get_write_buffer_size()
+        self._read_deadline = self.loop.call_later(SEND_TIMEOUT_S, self._abort_unless_read, num_unsent)
+
+    def _abort_unless_read(self, num_unsent: int) -> None:
+        """A large answer may take longer than SEND_TIMEOUT_S, as long as some of it leaves in that time."""
+        if self.transport.get_write_buffer_size() < num_unsent:
+            self._await_reading()
+        else:
+            self.transport.abort()
 
     def _cancel_read_deadline(self) -> None:
         if self._read_deadline is not None:
