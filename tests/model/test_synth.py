@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,3 +93,11 @@ def test_a_shape_that_is_not_there_is_refused(name: str, layers: int | None) -> 
 def test_a_file_that_cannot_be_written_is_a_models_error(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="cannot be written"):
         synthesize(Recipe("smollm2-135m", num_layers=1), tmp_path / "missing" / "x.gguf")
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ModelError, match="cannot be written"):
+        synthesize(Recipe("smollm2-135m", num_layers=1), pipe)
+    assert pipe.is_fifo()

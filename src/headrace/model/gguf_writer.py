@@ -42,6 +42,8 @@ class TensorSource:
 
 def write_gguf(path: Path, metadata: Mapping[str, Value], tensors: Sequence[TensorSource]) -> None:
     """Write the file under another name first: a file of the name `path` is complete. ModelError if that fails."""
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: cannot be written: it is there and no file")  # /dev/null would become one
     unfinished = path.with_name(f"{path.name}.part")
     try:
         with unfinished.open("wb") as file:
