@@ -498,6 +498,17 @@ def test_large_scores_do_not_overflow(isa: str) -> None:
     np.testing.assert_allclose(out, expected, atol=0.1)
 
 
+@over_kv_types
+@over_isas
+@pytest.mark.parametrize("size", [1e4, 3e9, 1e16, -1e16])
+def test_scores_of_any_size_that_are_equal_weigh_the_same(isa: str, kv_type: str, size: float) -> None:
+    sequence = Sequence(130, 1, 2, 64)
+    sequence.keys[:] = 1
+    sequence.queries[:] = size
+    means, _ = sequence.expected(kv_type, 60, 130)
+    np.testing.assert_allclose(sequence.attend(isa, kv_type, 60, 130), means, atol=2.0**-8)
+
+
 @over_isas
 def test_shapes_are_checked_at_the_border(isa: str) -> None:
     weight = from_f32(random(1, 4, 64), FORMATS["q8_0"])
