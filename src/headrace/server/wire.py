@@ -1,6 +1,6 @@
-"""Bytes in and out of ASGI: bodies read within their limits, answers sent within theirs, a client that left noticed.
+"""Bytes in and out of ASGI: bodies read within their limits, answers sent, a client that left noticed.
 
-Owns size and time limits of one exchange. Refuses to know what the bytes mean.
+Owns size and time limits of a body that comes in. Refuses to know what the bytes mean.
 """
 
 from __future__ import annotations
