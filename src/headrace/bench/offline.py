@@ -192,14 +192,16 @@ def _row(loaded: Loaded, wanted: Load, threads: int, repeats: Sequence[_Repeat])
         decode_flops_per_s=median(flops_per_s),
         read_bandwidth=roof,
         roof_share_decode=speed / roof,
-        host_share=median(lambda it: 1 - _core_seconds(it.decode, "total") / _seconds(it.decode)),
+        host_share=median(lambda it: 1 - _share(it.decode, "total")),
         attention_bytes_per_s=median(
             lambda it: (
                 work.kv_bytes(sum(step.num_attended for step in it.decode)) / _core_seconds(it.decode, "attention")
             )
         ),
-        phase_shares={kind: median(lambda it: _core_seconds(it.decode, kind) / _seconds(it.decode)) for kind in kinds},  # noqa: B023
-        verify_cost={count: median(lambda it: it.verify_cost[count]) for count in repeats[0].verify_cost},  # noqa: B023
+        phase_shares={kind: statistics.median(_share(it.decode, kind) for it in repeats) for kind in kinds},
+        verify_cost={
+            count: statistics.median(it.verify_cost[count] for it in repeats) for count in repeats[0].verify_cost
+        },
         start_s=sum(seconds for _, seconds in loaded.stages),
         rss_bytes=resident_bytes(),
     )
@@ -211,6 +213,10 @@ def _seconds(steps: Sequence[Step]) -> float:
 
 def _core_seconds(steps: Sequence[Step], kind: str) -> float:
     return sum(float(getattr(step.core, kind)) for step in steps)
+
+
+def _share(steps: Sequence[Step], kind: str) -> float:
+    return _core_seconds(steps, kind) / _seconds(steps)
 
 
 def resident_bytes() -> int:
