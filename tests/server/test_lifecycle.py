@@ -193,6 +193,18 @@ def test_a_full_queue_is_429_with_retry_after_and_the_numbers() -> None:
         assert server.completion(prompt="Hi", n=2, max_tokens=1).status_code == 200
 
 
+def test_the_engine_expects_a_request_until_all_of_its_prompts_are_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    submit, expect = EngineThread.submit, EngineThread.expect
+    monkeypatch.setattr(EngineThread, "submit", lambda self, it: (calls.append("submit"), submit(self, it)))
+    monkeypatch.setattr(EngineThread, "expect", lambda self, change: (calls.append(change), expect(self, change)))
+    with running() as server:
+        for prompts in (["ab", "cd", "ef"], ["ab"]):
+            calls.clear()
+            assert server.completion(prompt=prompts, max_tokens=1).status_code == 200
+            assert calls == [1, *["submit"] * len(prompts), -1]
+
+
 def test_64_requests_at_once_get_each_its_own_answer(server: Running) -> None:
     def ask(i: int) -> str:
         answer = server.completion(prompt=f"code {i};", max_tokens=12, temperature=0).json()

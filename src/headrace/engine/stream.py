@@ -102,8 +102,9 @@ class AsyncEngine:
         try:
             yield
         finally:
-            # Once the caller has had its turn: what it has made is submitted by then.
-            asyncio.get_running_loop().call_soon(self._thread.expect, -1)
+            # Once the caller has had its turn, and tasks that it makes theirs: what it has made is submitted by then.
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._thread.expect, -1)
 
     def stream(self, request: Request) -> Stream:
         """A stream of the request's events; the request is submitted when the stream is entered."""
