@@ -75,6 +75,7 @@ void Attention::run_item(const Replay& replay, const AttentionItem& item, const 
         replay.kernels->attend({
             .kv = &kv,
             .blocks = here.blocks,
+            .num_blocks = here.count,
             .next_blocks = ahead.blocks,
             .num_next_blocks = ahead.count,
             .next_kv_head = is_last ? next.kv_head : kv_head,

@@ -212,13 +212,15 @@ struct AttendCase {
         const std::size_t at = std::size_t(kv_head) * heads * kv.head_dim;
         std::vector<AttendQuery> rows(num_queries);
         for (int segment = 0; segment < num_segments; ++segment) {
+            const int first_block = segment * (kSegmentTokens / kBlockTokens);
             for (int query = 0; query < num_queries; ++query) {
                 const std::size_t state = std::size_t(segment) * states + query * heads;
                 rows[query] = {queries + query * row_floats + at, first_position + query, max.data() + state,
                                sum.data() + state, acc.data() + state * kv.head_dim};
             }
             kernels.attend({.kv = &kv,
-                            .blocks = block_table + segment * (kSegmentTokens / kBlockTokens),
+                            .blocks = block_table + first_block,
+                            .num_blocks = (first_position + num_queries - 1) / kBlockTokens + 1 - first_block,
                             .next_blocks = block_table,
                             .num_next_blocks = 1,
                             .next_kv_head = kv_head,

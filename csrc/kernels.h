@@ -114,7 +114,8 @@ struct AttendQuery {
 // tokens may be of several sequences, if those keep what the tokens see of the segment in the same blocks.
 struct Attend {
     const KvLayer* kv;
-    const std::int32_t* blocks;       // of the segment
+    const std::int32_t* blocks;       // from the segment's first on
+    int num_blocks;                   // that hold what the tokens see
     const std::int32_t* next_blocks;  // what this thread reads next: fetched while these are computed
     int num_next_blocks;              // may be 0
     int next_kv_head;

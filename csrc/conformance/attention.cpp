@@ -59,6 +59,7 @@ struct Cache {
             std::swap(block_table[i], block_table[random.below(i + 1)]);
         }
         block_table.resize(shape.num_blocks());
+        block_table.shrink_to_fit();  // so that the address sanitizer sees its end
         const int width = shape.num_kv_heads * shape.head_dim;
         for (int token = 0; token < shape.num_tokens; ++token) {
             const Array<float> keys = numbers(width, 2 * token, is_magnitude.scores);
@@ -100,6 +101,7 @@ Attended attend_head(const Kernels& kernels, const Shape& shape, int kv_head, Ma
     const float* of_head = queries.data() + std::size_t(kv_head) * shape.heads_per_kv * head_dim;
     std::vector<AttendQuery> rows(shape.num_queries());
     for (int segment = 0; segment < shape.num_segments(); ++segment) {
+        const int first_block = segment * (kSegmentTokens / kBlockTokens);
         for (int query = 0; query < shape.num_queries(); ++query) {
             const std::size_t state = segment * num_rows + std::size_t(query) * shape.heads_per_kv;
             rows[query] = {of_head + query * query_stride, shape.first_query + query, it.max.data() + state,
@@ -107,7 +109,8 @@ Attended attend_head(const Kernels& kernels, const Shape& shape, int kv_head, Ma
         }
         kernels.attend({
             .kv = &cache.layer,
-            .blocks = cache.block_table.data() + segment * (kSegmentTokens / kBlockTokens),
+            .blocks = cache.block_table.data() + first_block,
+            .num_blocks = shape.num_blocks() - first_block,
             .next_blocks = nullptr,
             .num_next_blocks = 0,
             .next_kv_head = kv_head,
