@@ -1,4 +1,5 @@
-// Zeroed memory straight from the operating system: pages are taken when first touched, huge ones where it can.
+// Zeroed memory straight from the operating system: pages are taken when first touched, huge ones where it can. And how
+// much of it the cache before it holds.
 #pragma once
 
 #include <cstddef>

@@ -39,10 +39,11 @@ public:
         std::size_t bytes = 0;
         for (const auto& weight : weights) bytes += aligned(weight->nbytes());
         const auto block = std::make_shared<Memory>(bytes);
+        const bool is_passing = bytes > last_cache_bytes();
         std::size_t at = 0;
         for (const auto& weight : weights) {
             weight->place(block, std::exchange(at, at + aligned(weight->nbytes())));
-            weight->shape_.is_passing = bytes > last_cache_bytes();
+            weight->shape_.is_passing = is_passing;
         }
     }
 
