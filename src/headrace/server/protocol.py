@@ -1,9 +1,10 @@
-"""uvicorn's HTTP/1.1 protocol with the limits that it lacks: time and size of headers, number of connections.
+"""uvicorn's HTTP/1.1 protocol with the limits that it lacks: time and size of headers, number of connections, time
+without reading.
 
-Owns what happens on a connection before there is a request. A client that connects and stays silent, or sends half a
-header, holds a file descriptor and nothing else, and not for long. One that ends its sending side is taken for gone:
-TCP tells a half-closed connection from a closed one only once something was sent, and until then its answer might be
-computed for nobody.
+Owns what happens on a connection before there is a request, and when what is written leaves. A client that connects and
+stays silent, or sends half a header, holds a file descriptor and nothing else, and not for long. One that ends its
+sending side is taken for gone: TCP tells a half-closed connection from a closed one only once something was sent, and
+until then its answer might be computed for nobody.
 """
 
 from __future__ import annotations
