@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import struct
@@ -197,6 +198,35 @@ def test_pages_of_a_map_are_given_back_and_the_bytes_stay_readable(tmp_path: Pat
     tensor.release()
     assert resident_file_bytes() <= before - (1 << 19)
     assert mapped.tobytes() == content
+
+
+def is_in_page_cache(file: int, offset: int) -> bool:
+    try:
+        return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+
+
+@pytest.mark.skipif(not hasattr(os, "RWF_NOWAIT"), reason="no way to ask what is in the page cache")
+def test_of_a_file_that_fills_the_machines_memory_the_packed_part_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content, middle = random.Random(0).randbytes(8 << 20), 4 << 20
+    with (tmp_path / "file").open("wb+") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # what is not on the disk yet cannot be dropped
+        mapped = map_file(tmp_path / "file")
+        tensor = Tensor(mapped[100:middle], ((middle - 100) // 4,), FORMATS["f32"])
+        assert mapped.tobytes() == content
+        tensor.release()
+        assert is_in_page_cache(file.fileno(), middle // 2)
+        assert mapped.tobytes() == content
+        monkeypatch.setattr("headrace.tensor._machine_bytes", lambda: 16 << 20)
+        tensor.release()
+        assert not is_in_page_cache(file.fileno(), middle // 2)
+        assert is_in_page_cache(file.fileno(), 2 * middle - 4096)
+        assert mapped.tobytes() == content
 
 
 def test_bytes_that_are_on_no_map_are_left_alone() -> None:

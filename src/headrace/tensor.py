@@ -9,8 +9,10 @@ blocks of 32 values, each with its own scale.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import mmap
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +24,8 @@ F32 = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 GROUP = 32  # values that share a scale in the block formats
+KEPT_SHARE = 1 / 8  # of the machine's memory: larger files are not kept there beside the weights packed from them
+MADV_PAGEOUT = 21  # of linux/mman.h, since Linux 5.4; the mmap module does not have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +83,35 @@ class Tensor:
         """Give pages of a mapped file back to the system: the file's other tensors', too. All can still be read.
 
         A model whose weights are packed needs them no more, and as long as they are there they count as its memory.
+        Of a file that would fill much of the machine's memory beside them, the system need not keep a copy either,
+        unless others have it mapped: its memory goes to the weights that are packed next. On a virtual machine that is
+        memory which need not be asked of the host first, most of an 8B model's start.
         """
         base: Any = self.stored
         while isinstance(base, np.ndarray):
             base = base.base
         mapped = base.obj if isinstance(base, memoryview) else base
         if isinstance(mapped, mmap.mmap):
+            if len(mapped) > KEPT_SHARE * _machine_bytes():
+                _forget(mapped, self.stored)
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def rows(self, order: npt.NDArray[np.intp]) -> Tensor:
         """The rows of a matrix as stored, in another order, still packed. Nothing is copied before `data` is asked."""
         return replace(self, row_order=order)
+
+
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+
+
+def _forget(mapped: mmap.mmap, part: Bytes) -> None:
+    """Have the system drop its copy of the pages that lie in `part` as a whole."""
+    at = part.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    first, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, (at + part.size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first < end:
+        with contextlib.suppress(OSError):  # an older kernel: it keeps them
+            mapped.madvise(MADV_PAGEOUT, first, end - first)
 
 
 def from_f32(values: npt.ArrayLike, fmt: Format) -> Tensor:
