@@ -118,20 +118,32 @@ def print_tables(records: Sequence[Record], goals: Sequence[Goal]) -> None:
     print(json.dumps(summary(records, goals)))
 
 
+def positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def existing_file(text: str) -> Path:
+    if not Path(text).is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {text}")
+    return Path(text)
+
+
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="has a peers.toml (docs/benchmarks.md)")
     parser.add_argument("--model", default="smollm2-135m", help="the default model, as shipped")
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--passes", type=positive, default=5)
     parser.add_argument("--quick", action="store_true", help="one pass of the short loads, for checks")
     parser.add_argument("--rows", nargs="+", metavar="WORD", help="only rows whose title has one of these")
     parser.add_argument(
         "--engines", nargs="+", metavar="WORD", help="only engines whose model or name has one of these"
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--lock", type=Path, metavar="FILE", help="hold this file's lock (flock) during each load")
     parser.add_argument(
-        "--from", dest="results", type=Path, nargs="+", metavar="FILE", help="measure nothing, print these"
+        "--from", dest="results", type=existing_file, nargs="+", metavar="FILE", help="measure nothing, print these"
     )
     return parser.parse_args(arguments)
 

@@ -1,0 +1,24 @@
+"""The comparison's command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--passes", "0"], "'0' is not a whole number of at least 1"),
+        (["--threads", "-1"], "'-1' is not a whole number of at least 1"),
+        (["--from", "missing.jsonl"], "there is no file missing.jsonl"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused_by_what_they_say(
+    flags: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(flags)
+    assert ended.value.code == 2
+    assert reason in capsys.readouterr().err
