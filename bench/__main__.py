@@ -20,6 +20,7 @@ from itertools import groupby
 from pathlib import Path
 
 from bench import records as recorded
+from bench.checked_flags import existing_file, positive
 from bench.client import LoadError
 from bench.engines import DEFAULT_FORMAT, DEFAULT_SHAPE, Engine, PeersError, read_engines
 from bench.goals import GOALS, START, Goal, Offline, loads_of, offline_runs_of
@@ -116,18 +117,6 @@ def print_tables(records: Sequence[Record], goals: Sequence[Goal]) -> None:
         if any(record.load == load for record in records):
             print(f"\n### {load}\n\n{load_table(load, records)}")
     print(json.dumps(summary(records, goals)))
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
-
-
-def existing_file(text: str) -> Path:
-    if not Path(text).is_file():
-        raise argparse.ArgumentTypeError(f"there is no file {text}")
-    return Path(text)
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

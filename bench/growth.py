@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from bench.checked_flags import positive
 from bench.client import LoadError
 from bench.engines import DEFAULT_FORMAT, DEFAULT_SHAPE, OURS, Engine, PeersError, read_engines
 from bench.offline_command import offline_rows
@@ -147,8 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--peers", type=Path, metavar="FOLDER", help="its peers.toml names files of other sizes")
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--series", nargs="+", choices=[*SERIES, "size"], default=[*SERIES, "size"])
     parser.add_argument(
         "--peak-ops", type=float, default=PEAK_OPS_PER_THREAD, help="8-bit operations per second and thread"

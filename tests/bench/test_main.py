@@ -1,9 +1,10 @@
-"""The comparison's command line."""
+"""The command lines of the comparison and of the growth tables."""
 
 from __future__ import annotations
 
 import pytest
 
+from bench import growth
 from bench.__main__ import main
 
 
@@ -22,3 +23,11 @@ def test_flags_that_cannot_be_are_refused_by_what_they_say(
         main(flags)
     assert ended.value.code == 2
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--threads", "--repeats"])
+def test_growth_refuses_numbers_that_cannot_be(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        growth.main([flag, "0"])
+    assert ended.value.code == 2
+    assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
