@@ -5,9 +5,12 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "batch.h"
 #include "kernels.h"
@@ -54,58 +57,109 @@ struct NewArray {
     }
 };
 
-// RowResults in fresh arrays, as ops.RowResults has them.
-struct NewResults {
-    NewArray<std::int32_t> tokens;
-    NewArray<float> logprobs;
-    NewArray<std::int32_t> top_ids;
-    NewArray<float> top_logprobs;
-    RowResults rows;
+// Views that are kept for as long as the same arrays come again: a decode step takes over most of the arrays of the one
+// before, and beside kernels that pass a model through the caches each look at an array is a look at memory.
+class KeptViews {
+public:
+    // The view of `object`, which comes in `slot`: always of T.
+    template <class T>
+    std::span<const T> of(std::size_t slot, nb::handle object, const char* name) {
+        if (slot >= slots_.size()) slots_.resize(slot + 1);
+        Slot& kept = slots_[slot];
+        if (!object.is(kept.array)) {
+            const std::span<const T> fresh = view<T>(object, name);
+            kept = {nb::borrow(object), fresh.data(), fresh.size()};
+        }
+        return {static_cast<const T*>(kept.data), kept.size};
+    }
 
-    NewResults(std::size_t num_rows, int max_top)
-        : tokens(num_rows, 0, -1, false),
-          logprobs(num_rows, 0, 0.0f, false),
-          top_ids(num_rows, std::size_t(max_top), -1, true),
-          top_logprobs(num_rows, std::size_t(max_top), 0.0f, true),
-          rows{tokens.data, logprobs.data, top_ids.data, top_logprobs.data, max_top} {}
+private:
+    struct Slot {
+        nb::object array;  // held: another one cannot come to lie where it was
+        const void* data = nullptr;
+        std::size_t size = 0;
+    };
+    std::vector<Slot> slots_;
+};
+
+// What a step gives, as ops.RowResults has it.
+class NewResults {
+public:
+    explicit NewResults(const SamplingColumns& sampling) : tokens_(sampling.num_rows(), -1) {
+        int most = -1;
+        for (const std::int32_t count : sampling.num_top) most = std::max(most, int(count));
+        if (most >= 0) {
+            scores_.emplace(tokens_.size(), std::size_t(most));
+        } else {
+            unread_.resize(tokens_.size());
+        }
+        rows_ = {.tokens = tokens_.data(),
+                 .logprobs = scores_ ? scores_->logprobs.data : unread_.data(),
+                 .top_ids = scores_ ? scores_->top_ids.data : nullptr,
+                 .top_logprobs = scores_ ? scores_->top_logprobs.data : nullptr,
+                 .max_top = std::max(most, 0)};
+    }
+
+    const RowResults& rows() const { return rows_; }
 
     nb::tuple to_tuple() const {
-        return nb::make_tuple(tokens.object, logprobs.object, top_ids.object, top_logprobs.object);
+        nb::list tokens;
+        for (const std::int32_t token : tokens_) tokens.append(token);
+        if (!scores_) return nb::make_tuple(tokens, nb::none());
+        return nb::make_tuple(
+            tokens, nb::make_tuple(scores_->logprobs.object, scores_->top_ids.object, scores_->top_logprobs.object));
     }
+
+private:
+    struct Scores {  // ops.RowScores
+        NewArray<float> logprobs;
+        NewArray<std::int32_t> top_ids;
+        NewArray<float> top_logprobs;
+
+        Scores(std::size_t num_rows, std::size_t num_top)
+            : logprobs(num_rows, 0, 0.0f, false),
+              top_ids(num_rows, num_top, -1, true),
+              top_logprobs(num_rows, num_top, 0.0f, true) {}
+    };
+
+    std::vector<std::int32_t> tokens_;
+    std::optional<Scores> scores_;  // none: no row wants any
+    std::vector<float> unread_;     // where the kernels write logprobs then
+    RowResults rows_;
 };
 
 // The columns of ops.SamplingRows, in their order. Their contents are find_problem()'s to check.
-inline SamplingColumns view_sampling(const nb::tuple& columns) {
-    if (nb::len(columns) != 18) throw nb::value_error("sampling must have the 18 columns of ops.SamplingRows");
-    int at = 0;
-    const auto ints = [&](const char* name) { return view<std::int32_t>(columns[at++], name); };
-    const auto floats = [&](const char* name) { return view<float>(columns[at++], name); };
-    SamplingColumns rows;
-    rows.targets = ints("targets");
-    rows.positions = ints("positions");
-    rows.seeds = view<std::uint64_t>(columns[at++], "seeds");
-    rows.choices = ints("choices");
-    rows.temperature = floats("temperature");
-    rows.top_k = ints("top_k");
-    rows.top_p = floats("top_p");
-    rows.min_p = floats("min_p");
-    rows.repetition_penalty = floats("repetition_penalty");
-    rows.presence_penalty = floats("presence_penalty");
-    rows.frequency_penalty = floats("frequency_penalty");
-    rows.num_top = ints("num_top");
-    rows.bias_offsets = ints("bias_offsets");
-    rows.bias_ids = ints("bias_ids");
-    rows.bias_values = floats("bias_values");
-    rows.history_offsets = ints("history_offsets");
-    rows.history = ints("history");
-    rows.num_prompt = ints("num_prompt");
-    return rows;
-}
+inline constexpr std::size_t kNumSamplingColumns = 18;
 
-inline int max_top(const SamplingColumns& rows) {
-    int most = 0;
-    for (const std::int32_t count : rows.num_top) most = std::max(most, int(count));
-    return most;
+inline SamplingColumns view_sampling(KeptViews& views, const nb::tuple& columns) {
+    if (nb::len(columns) != kNumSamplingColumns) {
+        throw nb::value_error("sampling must have the 18 columns of ops.SamplingRows");
+    }
+    std::size_t at = 0;
+    const auto next = [&]<class T>(std::span<const T>& out, const char* name) {
+        out = views.of<T>(at, columns[at], name);
+        ++at;
+    };
+    SamplingColumns rows;
+    next(rows.targets, "targets");
+    next(rows.positions, "positions");
+    next(rows.seeds, "seeds");
+    next(rows.choices, "choices");
+    next(rows.temperature, "temperature");
+    next(rows.top_k, "top_k");
+    next(rows.top_p, "top_p");
+    next(rows.min_p, "min_p");
+    next(rows.repetition_penalty, "repetition_penalty");
+    next(rows.presence_penalty, "presence_penalty");
+    next(rows.frequency_penalty, "frequency_penalty");
+    next(rows.num_top, "num_top");
+    next(rows.bias_offsets, "bias_offsets");
+    next(rows.bias_ids, "bias_ids");
+    next(rows.bias_values, "bias_values");
+    next(rows.history_offsets, "history_offsets");
+    next(rows.history, "history");
+    next(rows.num_prompt, "num_prompt");
+    return rows;
 }
 
 inline const Kernels& kernels_named(const std::string& name) {

@@ -8,9 +8,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arrays.h"
@@ -28,6 +31,12 @@ namespace {
 
 using nb::literals::operator""_a;
 using WeightRefs = std::vector<std::shared_ptr<Weight>>;
+
+// A program and the views of its last batch's arrays.
+struct BoundProgram : Program {
+    using Program::Program;
+    KeptViews views;
+};
 
 constexpr int kMaxSide = 1 << 24;  // rows or columns of a weight, tokens, blocks: products fit into 64 bits
 
@@ -120,57 +129,87 @@ void touch_kv(const KvCache& cache, int first_block, int num_blocks) {
     cache.touch(first_block, num_blocks);
 }
 
-std::shared_ptr<Program> make_program(std::shared_ptr<ThreadPool> pool, const std::string& isa, int max_tokens,
-                                      int max_rows, int max_seqs, int max_len) {
+std::shared_ptr<BoundProgram> make_program(std::shared_ptr<ThreadPool> pool, const std::string& isa, int max_tokens,
+                                           int max_rows, int max_seqs, int max_len) {
     check_count("max_tokens", max_tokens, 1, kMaxSide);
     check_count("max_rows", max_rows, 1, kMaxSide);
     check_count("max_seqs", max_seqs, 1, kMaxSide);
     check_count("max_len", max_len, 1, kMaxSide);
-    return std::make_shared<Program>(std::move(pool), kernels_named(isa),
-                                     Bounds{max_tokens, max_rows, max_seqs, max_len});
+    return std::make_shared<BoundProgram>(std::move(pool), kernels_named(isa),
+                                          Bounds{max_tokens, max_rows, max_seqs, max_len});
 }
 
-void record_linear(Program& program, const std::vector<std::size_t>& outs, Program::Place x, const WeightRefs& weights,
-                   Program::Place add, bool is_rows) {
+void record_linear(BoundProgram& program, const std::vector<std::size_t>& outs, Program::Place x,
+                   const WeightRefs& weights, Program::Place add, bool is_rows) {
     program.linear(outs, x, {weights.begin(), weights.end()}, add, kind(is_rows));
 }
 
-void record_norm(Program& program, Program::Place out, std::size_t x, nb::handle weight, float eps, bool is_rows) {
+void record_norm(BoundProgram& program, Program::Place out, std::size_t x, nb::handle weight, float eps, bool is_rows) {
     const auto values = view<float>(weight, "weight");
     program.rms_norm(out, x, {values.begin(), values.end()}, eps, kind(is_rows));
 }
 
-// Views of the groups' arrays.
-void view_groups(const nb::tuple& arrays, const char* name, std::array<Ints, kMaxKvGroups>& out) {
-    check_count(name, std::int64_t(nb::len(arrays)), 0, kMaxKvGroups);
-    for (std::size_t i = 0; i < nb::len(arrays); ++i) out[i] = view<std::int32_t>(arrays[i], name);
-}
-
-struct RaggedArrays {  // the columns of ops.Batch, in their order, but for `sampling`
+struct BatchArrays {  // the columns of ops.Batch, in their order, but for `sampling`
     nb::object tokens, token_offsets, starts, row_tokens;
     nb::tuple block_offsets, blocks;
 };
 
-nb::tuple run(Program& program, const RaggedArrays& arrays, const nb::tuple& sampling, const nb::object& mask) {
+void view_batch(KeptViews& views, const BatchArrays& arrays, const nb::tuple& sampling, Batch& batch) {
+    batch.sampling = view_sampling(views, sampling);
+    std::size_t slot = kNumSamplingColumns;
+    const auto next = [&](nb::handle array, const char* name) { return views.of<std::int32_t>(slot++, array, name); };
+    batch.tokens = next(arrays.tokens, "tokens");
+    batch.token_offsets = next(arrays.token_offsets, "token_offsets");
+    batch.starts = next(arrays.starts, "starts");
+    batch.row_tokens = next(arrays.row_tokens, "row_tokens");
+    const std::size_t num_groups = nb::len(arrays.blocks);
+    check_count("block_offsets", std::int64_t(nb::len(arrays.block_offsets)), 0, kMaxKvGroups);
+    if (nb::len(arrays.block_offsets) != num_groups) raise_if("block_offsets and blocks differ in groups");
+    batch.num_groups = int(num_groups);
+    for (std::size_t i = 0; i < num_groups; ++i) {
+        batch.block_offsets[i] = next(arrays.block_offsets[i], "block_offsets");
+        batch.blocks[i] = next(arrays.blocks[i], "blocks");
+    }
+}
+
+// Calls a Python function on a thread that has released the GIL, and keeps what it raises.
+class Meanwhile {
+public:
+    explicit Meanwhile(const nb::object& function) : function_(function) {}
+
+    void operator()() {
+        nb::gil_scoped_acquire acquire;
+        try {
+            function_();
+        } catch (...) {
+            error_ = std::current_exception();
+        }
+    }
+
+    void raise_error() {
+        if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+
+private:
+    const nb::object& function_;
+    std::exception_ptr error_;
+};
+
+nb::tuple run(BoundProgram& program, const BatchArrays& arrays, const nb::tuple& sampling, const nb::object& mask,
+              const nb::object& function) {
     Batch batch;
-    batch.tokens = view<std::int32_t>(arrays.tokens, "tokens");
-    batch.token_offsets = view<std::int32_t>(arrays.token_offsets, "token_offsets");
-    batch.starts = view<std::int32_t>(arrays.starts, "starts");
-    batch.row_tokens = view<std::int32_t>(arrays.row_tokens, "row_tokens");
-    view_groups(arrays.block_offsets, "block_offsets", batch.block_offsets);
-    view_groups(arrays.blocks, "blocks", batch.blocks);
-    batch.num_groups = int(nb::len(arrays.blocks));
-    if (nb::len(arrays.block_offsets) != nb::len(arrays.blocks)) raise_if("block_offsets and blocks differ in groups");
-    batch.sampling = view_sampling(sampling);
+    view_batch(program.views, arrays, sampling, batch);
     if (!mask.is_none()) batch.mask = view<std::uint32_t>(mask, "mask");
     raise_if(program.find_obstacle());
     raise_if(find_problem(batch, program.bounds()));
 
-    const NewResults results(batch.row_tokens.size(), max_top(batch.sampling));
+    const NewResults results(batch.sampling);
+    Meanwhile meanwhile(function);
     {
         nb::gil_scoped_release release;
-        program.run(batch, results.rows);
+        program.run(batch, results.rows(), function.is_none() ? nullptr : std::function<void()>(std::ref(meanwhile)));
     }
+    meanwhile.raise_error();
     return results.to_tuple();
 }
 
@@ -182,7 +221,7 @@ std::vector<double> measure_read_bandwidth(ThreadPool& pool, std::int64_t num_by
     return read_bandwidth(pool, std::size_t(num_bytes), num_passes);
 }
 
-nb::object profile(const Program& program) {
+nb::object profile(const BoundProgram& program) {
     const std::optional<Profile> it = program.profile();
     if (!it) return nb::none();
     static_assert(std::variant_size_v<Phase> == 4);
@@ -212,42 +251,42 @@ void bind_memory(nb::module_& module) {
 }
 
 void bind_program(nb::module_& module) {
-    nb::class_<Program>(module, "Program")
+    nb::class_<BoundProgram>(module, "Program")
         .def(nb::new_(&make_program), "pool"_a, "isa"_a, nb::kw_only(), "max_tokens"_a, "max_rows"_a, "max_seqs"_a,
              "max_len"_a)
         .def(
-            "embed", [](Program& it, std::size_t out, std::shared_ptr<Weight> table) { it.embed(out, table); }, "out"_a,
-            "table"_a)
+            "embed", [](BoundProgram& it, std::size_t out, std::shared_ptr<Weight> table) { it.embed(out, table); },
+            "out"_a, "table"_a)
         .def("rms_norm", &record_norm, "out"_a.none(), "x"_a, "weight"_a, "eps"_a, "is_rows"_a)
         .def("linear", &record_linear, "outs"_a, "x"_a.none(), "weights"_a, "add"_a.none(), "is_rows"_a)
         .def(
             "rotate",
-            [](Program& it, std::size_t out, std::size_t x, int width, int head_dim, nb::handle frequencies,
+            [](BoundProgram& it, std::size_t out, std::size_t x, int width, int head_dim, nb::handle frequencies,
                double magnitude) {
                 it.rotate(out, x, width, head_dim, doubles(frequencies, "frequencies"), magnitude);
             },
             "out"_a, "x"_a, "width"_a, "head_dim"_a, "frequencies"_a, "magnitude"_a)
         .def(
             "attention",
-            [](Program& it, std::size_t out, std::size_t q, std::size_t k, std::size_t v, std::shared_ptr<KvCache> kv,
-               int group, int layer, int num_heads,
+            [](BoundProgram& it, std::size_t out, std::size_t q, std::size_t k, std::size_t v,
+               std::shared_ptr<KvCache> kv, int group, int layer, int num_heads,
                float scale) { it.attention(out, q, k, v, {std::move(kv), group, layer, num_heads, scale}); },
             "out"_a, "q"_a, "k"_a, "v"_a, "kv"_a, nb::kw_only(), "group"_a, "layer"_a, "num_heads"_a, "scale"_a)
         .def(
             "silu_mul",
-            [](Program& it, Program::Place out, std::size_t gate, std::size_t up, int width, bool is_rows) {
+            [](BoundProgram& it, Program::Place out, std::size_t gate, std::size_t up, int width, bool is_rows) {
                 it.silu_mul(out, gate, up, width, kind(is_rows));
             },
             "out"_a.none(), "gate"_a, "up"_a, "width"_a, "is_rows"_a)
         .def(
             "add",
-            [](Program& it, std::size_t out, std::size_t x, std::size_t y, int width, bool is_rows) {
+            [](BoundProgram& it, std::size_t out, std::size_t x, std::size_t y, int width, bool is_rows) {
                 it.add(out, x, y, width, kind(is_rows));
             },
             "out"_a, "x"_a, "y"_a, "width"_a, "is_rows"_a)
         .def("select_rows", &Program::select_rows, "out"_a, "x"_a, "width"_a)
         .def(
-            "head", [](Program& it, Program::Place x, std::shared_ptr<Weight> weight) { it.head(x, weight); },
+            "head", [](BoundProgram& it, Program::Place x, std::shared_ptr<Weight> weight) { it.head(x, weight); },
             "x"_a.none(), "weight"_a)
         .def_prop_ro("arena_nbytes", &Program::arena_nbytes)
         .def_prop_ro("scratch_nbytes", &Program::scratch_nbytes)
@@ -257,12 +296,13 @@ void bind_program(nb::module_& module) {
         .def_prop_ro("profile", &profile)
         .def(
             "run",
-            [](Program& it, nb::object tokens, nb::object token_offsets, nb::object starts, nb::object row_tokens,
-               nb::tuple block_offsets, nb::tuple blocks, nb::tuple sampling, nb::object mask) {
-                return run(it, {tokens, token_offsets, starts, row_tokens, block_offsets, blocks}, sampling, mask);
+            [](BoundProgram& it, nb::object tokens, nb::object token_offsets, nb::object starts, nb::object row_tokens,
+               nb::tuple block_offsets, nb::tuple blocks, nb::tuple sampling, nb::object mask, nb::object meanwhile) {
+                return run(it, {tokens, token_offsets, starts, row_tokens, block_offsets, blocks}, sampling, mask,
+                           meanwhile);
             },
             "tokens"_a, "token_offsets"_a, "starts"_a, "row_tokens"_a, "block_offsets"_a, "blocks"_a, "sampling"_a,
-            "mask"_a.none());
+            "mask"_a.none(), "meanwhile"_a.none());
 }
 
 }  // namespace

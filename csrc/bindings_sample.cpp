@@ -23,7 +23,8 @@ nb::tuple sample(const std::string& isa, const nb::ndarray<float, nb::ndim<2>, n
                  const nb::tuple& sampling, const nb::object& mask) {
     const Kernels& kernels = kernels_named(isa);
     const auto values = view<float>(nb::cast(logits), "logits");
-    const SamplingColumns rows = view_sampling(sampling);
+    KeptViews views;
+    const SamplingColumns rows = view_sampling(views, sampling);
     const std::size_t num_rows = logits.shape(0), vocab = logits.shape(1);
     if (num_rows != rows.targets.size()) raise_if("logits and targets differ in rows");
     if (vocab < 1 || vocab > kMaxVocab) raise_if("a vocabulary of " + std::to_string(vocab) + " is not supported");
@@ -34,12 +35,12 @@ nb::tuple sample(const std::string& isa, const nb::ndarray<float, nb::ndim<2>, n
         if (allowed.size() != num_rows * ((vocab + 31) / 32)) raise_if("mask must have a bit for every logit");
     }
 
-    const NewResults results(num_rows, max_top(rows));
+    const NewResults results(rows);
     const Scratch scratch(static_cast<std::byte*>(std::aligned_alloc(kAlign, sample_scratch_bytes(int(vocab)))));
     if (scratch == nullptr) throw std::bad_alloc();
     const FlushDenormals flush;
     for (std::size_t row = 0; row < num_rows; ++row) {
-        SampleRow it = sample_row(rows, allowed, results.rows, int(vocab), int(row));
+        SampleRow it = sample_row(rows, allowed, results.rows(), int(vocab), int(row));
         it.logits = values.data() + row * vocab;
         it.scratch = scratch.get();
         kernels.sample(it);

@@ -240,16 +240,18 @@ void Program::allocate() {
 
 // Replay -----------------------------------------------------------------------------------------------------------
 
-std::string Program::find_obstacle() const {
+std::string Program::find_obstacle() {
     if (!arena_) return "the program has no memory yet: allocate() first";
     if (!pool_->is_usable())
         return "the thread pool is closed, or belongs to the process that this one was forked from";
+    if (is_filled_) return "";  // what is packed stays packed: hundreds of weights are not asked in each step
     for (const WeightRef& weight : weights_) {
         if (!weight->is_packed()) return "a weight is not packed yet";
     }
     for (int group = 0; group < bounds_.num_groups; ++group) {
         if (caches_[group] == nullptr || caches_[group]->num_blocks() == 0) return "a KV group has no memory yet";
     }
+    is_filled_ = true;
     return "";
 }
 
@@ -304,17 +306,22 @@ std::span<const std::byte> Program::ahead(int thread) const {
     }
 }
 
-void Program::run(const Batch& batch, const RowResults& results) {
+void Program::run(const Batch& batch, const RowResults& results, const std::function<void()>& meanwhile) {
     std::lock_guard one_run(run_mutex_);
     const Clock::time_point began = profile_ ? Clock::now() : Clock::time_point();
     bind(batch, results);
+    meanwhile_ = &meanwhile;
     pool_->run({this, [](void* self) { return static_cast<Program*>(self)->open(); },
                 [](void* self, int tile, int thread) {
                     const Program& it = *static_cast<const Program*>(self);
                     std::visit([&](const auto& phase) { phase.run(it.replay_, tile, thread); },
                                it.phases_[it.next_phase_]);
                 },
-                [](void* self, int thread) { return static_cast<const Program*>(self)->ahead(thread); }});
+                [](void* self, int thread) { return static_cast<const Program*>(self)->ahead(thread); },
+                [](void* self) {
+                    const std::function<void()>& function = *static_cast<const Program*>(self)->meanwhile_;
+                    if (function) function();
+                }});
     if (profile_) profile_->total += std::chrono::duration<double>(Clock::now() - began).count();
 }
 

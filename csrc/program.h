@@ -7,6 +7,7 @@
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -65,9 +66,10 @@ public:
 
     Bounds bounds() const;
     // Why a step can't run now, or "".
-    std::string find_obstacle() const;
+    std::string find_obstacle();
     // `batch` has passed find_problem(). Blocks until done; one run at a time.
-    void run(const Batch& batch, const RowResults& results);
+    // `meanwhile` is called on this thread while the others compute; it must not throw.
+    void run(const Batch& batch, const RowResults& results, const std::function<void()>& meanwhile = nullptr);
 
     // Starts at zero. Costs a reading of the clock per phase; nothing until it is asked for.
     void start_profile() { profile_.emplace(); }
@@ -108,6 +110,7 @@ private:
     Bounds bounds_;
     Replay replay_;
     std::vector<Phase> phases_;
+    const std::function<void()>* meanwhile_ = nullptr;  // of the present run
     std::vector<Tables> rotary_;
     std::optional<Unstored> unstored_;  // rows that the next linear or head takes
     std::vector<WeightRef> weights_;
@@ -117,6 +120,7 @@ private:
     std::size_t act_bytes_[kNumActs] = {};
     int num_heads_ = 1, heads_per_kv_ = 1, head_dim_ = 0, num_kv_heads_ = 1;  // the largest of all layers; the fewest
     bool has_head_ = false;
+    bool is_filled_ = false;  // all weights are packed and all KV groups have memory
     Memory arena_, scratch_;
     std::size_t next_phase_ = 0;
     std::optional<Profile> profile_;

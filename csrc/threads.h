@@ -60,6 +60,7 @@ private:
 // What a run does. `open` is called by one thread before each phase, with all earlier tiles done and visible: it says
 // how many tiles the next phase has, or kEnd. `tile` is then called once for each, on any thread. `ahead`, which may be
 // null, is called after `open`: what a thread that is done with the phase may fetch while it waits for the others.
+// `meanwhile`, which may be null, is called once by the thread that runs the job, while the others compute.
 struct Job {
     static constexpr int kEnd = -1;
 
@@ -67,6 +68,7 @@ struct Job {
     int (*open)(void* self);
     void (*tile)(void* self, int tile, int thread);
     std::span<const std::byte> (*ahead)(void* self, int thread) = nullptr;
+    void (*meanwhile)(void* self) = nullptr;
 };
 
 class ThreadPool {
@@ -101,9 +103,13 @@ public:
 
     void run(const Job& job) {
         std::lock_guard only_run(run_mutex_);
-        FlushDenormals flush;
         job_ = job;
-        open_next(0);
+        {
+            FlushDenormals flush;
+            open_next(0);
+        }
+        if (job.meanwhile != nullptr) job.meanwhile(job.self);  // in the caller's own mode
+        FlushDenormals flush;
         while (take_part(0)) {
         }
     }

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from headrace.run.executor import Foresee
 from headrace.types import (
     FAILED_TOKEN,
     FinishReason,
@@ -89,7 +90,9 @@ class FakeExecutor:
         self.slots = [[[None] * block_size for _ in range(count)] for count in num_blocks]
         self.num_fed = 0
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: object = None, foresee: Foresee | None = None) -> StepResult:
+        if foresee is not None:
+            foresee()
         slices = list(plan.slices())
         self._check_exclusive(slices)
         for part in slices:

@@ -63,7 +63,9 @@ class Driver:
         order: Order | None = None,
         *,
         has_prefix_cache: bool = True,
+        is_foreseeing: bool = True,
     ) -> None:
+        self.is_foreseeing = is_foreseeing
         self.limits = limits
         self.scheduler = Scheduler(limits, groups, order or FCFS(), has_prefix_cache=has_prefix_cache)
         self.executor = FakeExecutor(groups, limits.num_blocks, limits.block_size)
@@ -71,6 +73,7 @@ class Driver:
         self.finished: dict[int, Finished] = {}
         self.preempted: list[tuple[StepPlan, Preempted]] = []  # with the plan that decided it
         self.plans: list[StepPlan] = []
+        self.foreseen: list[StepPlan | None] = []  # beside each of them, of the next one
         self.now_us = 0
 
     def add(self, *requests: Request) -> list[Rejection | None]:
@@ -91,6 +94,8 @@ class Driver:
         self.scheduler.check()
         assert (plan is not None) == has_work
         if plan is not None:
+            if self.is_foreseeing:
+                self.foreseen.append(self.scheduler.foresee())
             self.plans.append(plan)
             assert 0 < plan.num_tokens <= self.limits.max_step_tokens
             assert plan.num_slices <= self.limits.max_seqs

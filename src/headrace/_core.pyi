@@ -1,6 +1,6 @@
 """The C++ core: thread pool, packed weights, KV cache and the recorded program. Shapes are checked at this border."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -108,9 +108,13 @@ class Program:
         blocks: tuple[I32, ...],
         sampling: tuple[object, ...],  # the columns of ops.SamplingRows, in their order
         mask: U32 | None,
-    ) -> tuple[I32, F32, I32, F32]: ...  # the fields of ops.RowResults
+        meanwhile: Callable[[], None] | None,  # called beside the step, on this thread
+    ) -> tuple[list[int], tuple[F32, I32, F32] | None]:
+        """The fields of ops.RowResults. Arrays must keep their contents until the next run: of those that come again
+        it is remembered where they are.
+        """
 
 def sample(
     isa: str, logits: F32, sampling: tuple[object, ...], mask: U32 | None
-) -> tuple[I32, F32, I32, F32]: ...  # for tests: the head's second half alone
+) -> tuple[list[int], tuple[F32, I32, F32] | None]: ...  # for tests: the head's second half alone
 def philox(counter: U32, key: int) -> tuple[int, int, int, int]: ...  # the sampler's generator, for its known answers

@@ -137,19 +137,27 @@ class SamplingRows(NamedTuple):
         return int(self.num_top.max(initial=0))
 
 
-class RowResults(NamedTuple):
-    """What came of each logit row. Rows that asked for no logprobs have 0 in `logprobs`."""
+class RowScores(NamedTuple):
+    """Logprobs of each logit row. Rows that asked for none have 0 in `logprobs`."""
 
-    tokens: I32  # [R] the token drawn, or the target; -1: nothing could be drawn
-    logprobs: F32  # [R] log-softmax of the raw logits at `tokens`
+    logprobs: F32  # [R] log-softmax of the raw logits at the row's token
     top_ids: I32  # [R, N] N = max_top, best first, ties to the lower id; -1 where a row asked for fewer
     top_logprobs: F32  # [R, N]
+
+
+class RowResults(NamedTuple):
+    """What came of each logit row."""
+
+    tokens: list[int]  # [R] the token drawn, or the target; -1: nothing could be drawn
+    scores: RowScores | None  # None: no row asked for logprobs
 
 
 class Backend(Protocol):
     """A loaded model that can run steps. `reference` and `cpu` give the same answers within stated bounds."""
 
-    def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
-        """One step. `mask` [R, ceil(vocab / 32)]: bit t % 32 of word t // 32 allows token t in that row."""
+    def run(self, batch: Batch, mask: U32 | None = None, meanwhile: Callable[[], None] | None = None) -> RowResults:
+        """One step. `mask` [R, ceil(vocab / 32)]: bit t % 32 of word t // 32 allows token t in that row. `meanwhile` is
+        called once, beside the step if the backend can; what it raises is raised here, when the step is done.
+        """
 
     def close(self) -> None: ...

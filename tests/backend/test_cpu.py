@@ -11,7 +11,7 @@ import pytest
 from headrace import _core
 from headrace.backend.cpu import CpuBackend, Profile, StepBounds
 from headrace.backend.reference import ReferenceBackend
-from headrace.ops import RowResults
+from headrace.ops import RowResults, RowScores
 from headrace.run.sampler import sample_rows
 from headrace.types import CapacityError, KVKind, ModelError
 from tiny_weights import BLOCK_SIZE, Part, TinySpec, batch_of
@@ -80,9 +80,9 @@ def test_exact_mode_gives_the_references_logprobs(name: str, isa: str, two_threa
     ours = loaded(spec, two_threads, isa=isa, is_exact=True).run(batch)
     theirs = reference(spec, is_exact=True).run(batch)
     # both round to f32, in other orders: logits of up to 15 after sums of about 100 terms through 2 layers
-    np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=3e-4)
-    np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=3e-4)
-    np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+    np.testing.assert_allclose(ours.scores.logprobs, theirs.scores.logprobs, atol=3e-4)
+    np.testing.assert_allclose(ours.scores.top_logprobs, theirs.scores.top_logprobs, atol=3e-4)
+    assert ours.tokens == theirs.tokens
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -90,8 +90,8 @@ def test_exact_mode_gives_the_references_logprobs(name: str, isa: str, two_threa
 def test_the_fast_path_rounds_as_the_reference_says(name: str, isa: str, two_threads: _core.ThreadPool) -> None:
     spec = SPECS[name]
     batch = batch_of(two_sequences(spec))
-    ours = loaded(spec, two_threads, isa=isa).run(batch).logprobs
-    fast, exact = (reference(spec, is_exact=is_exact).run(batch).logprobs for is_exact in (False, True))
+    ours = loaded(spec, two_threads, isa=isa).run(batch).scores.logprobs
+    fast, exact = (reference(spec, is_exact=is_exact).run(batch).scores.logprobs for is_exact in (False, True))
     rounding = np.abs(fast - exact).mean()
     # A last bit that differs can tip an 8-bit code or a bf16 over, and so grow to one rounding step of one number:
     # the two fast paths differ by less than either does from the exact one, on average over 545 rows.
@@ -104,25 +104,25 @@ def test_the_fast_path_rounds_as_the_reference_says(name: str, isa: str, two_thr
 
 def assert_same(ours: RowResults, theirs: RowResults, rows: slice = slice(None)) -> None:
     """The same tokens and the same bits of every logprob."""
-    np.testing.assert_array_equal(ours.tokens[rows], theirs.tokens)
-    np.testing.assert_array_equal(ours.logprobs[rows], theirs.logprobs)
-    np.testing.assert_array_equal(ours.top_ids[rows], theirs.top_ids)
-    np.testing.assert_array_equal(ours.top_logprobs[rows], theirs.top_logprobs)
+    assert ours.tokens[rows] == theirs.tokens
+    for mine, others in zip(ours.scores, theirs.scores, strict=True):
+        np.testing.assert_array_equal(mine[rows], others)
 
 
 def in_chunks(backend: CpuBackend, part: Part, size: int, others: list[Part] | None = None) -> RowResults:
     """Every row of `part`, fed `size` tokens at a time, with others in the same steps before and after it."""
-    results = []
+    tokens, scores = [], []
     for begin in range(0, len(part.tokens), size):
-        tokens = part.tokens[begin : begin + size]
+        fed = part.tokens[begin : begin + size]
         targets = part.targets[begin : begin + size]
-        chunk = replace(part, tokens=tokens, start=part.start + begin, num_rows=len(tokens), targets=targets)
+        chunk = replace(part, tokens=fed, start=part.start + begin, num_rows=len(fed), targets=targets)
         before, after = (others[::2], others[1::2]) if others else ([], [])
         first = sum(other.num_rows for other in before)
         rows = backend.run(batch_of([*before, chunk, *after]))
-        own = slice(first, first + len(tokens))
-        results.append([rows.tokens[own], rows.logprobs[own], rows.top_ids[own, :5], rows.top_logprobs[own, :5]])
-    return RowResults(*(np.concatenate(column) for column in zip(*results, strict=True)))
+        own = slice(first, first + len(fed))
+        tokens += rows.tokens[own]
+        scores.append([rows.scores.logprobs[own], rows.scores.top_ids[own, :5], rows.scores.top_logprobs[own, :5]])
+    return RowResults(tokens, RowScores(*(np.concatenate(column) for column in zip(*scores, strict=True))))
 
 
 @pytest.fixture(scope="module", params=[(isa, fmt) for isa in ISAS for fmt in ("q4_1", "bf16")], ids="-".join)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,6 +122,41 @@ def test_a_mask_allows_only_its_tokens(backend: CpuBackend) -> None:
     np.testing.assert_array_equal(backend.run(good(), mask).tokens, [35, 36, -1])
 
 
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_what_is_to_be_done_meanwhile_is_done_once_by_the_thread_that_runs_the_step(num_threads: int) -> None:
+    pool = _core.ThreadPool(num_threads)
+    backend = CpuBackend(TinySpec().forward(), TinySpec().weights(), BOUNDS, pool=pool)
+    backend.load(num_blocks=8)
+    alone = backend.run(good())
+    called: list[threading.Thread] = []
+    assert backend.run(good(), None, lambda: called.append(threading.current_thread())).tokens == alone.tokens
+    assert called == [threading.current_thread()]
+    backend.close()
+    pool.close()
+
+
+def test_what_is_raised_meanwhile_is_raised_when_the_step_is_done(backend: CpuBackend) -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt("meanwhile")
+
+    with pytest.raises(KeyboardInterrupt, match="meanwhile"):
+        backend.run(good(), None, fail)
+    assert len(backend.run(good()).tokens) == 3
+
+
+def test_arrays_that_come_again_are_read_again(backend: CpuBackend) -> None:
+    mask = np.full((3, 3), 0xFFFFFFFF, np.uint32)
+    first, second = good(), sampling(targets=ints([7, 8, 9]))(good())
+    drawn, scored = backend.run(first, mask).tokens, backend.run(second, mask).tokens
+    assert scored == [7, 8, 9] != drawn
+    assert [backend.run(batch, mask).tokens for batch in (second, first, second)] == [scored, drawn, scored]
+    first.sampling.targets[:] = [1, 2, 3]  # what it holds may change, where it lies does not
+    assert backend.run(first, mask).tokens == [1, 2, 3]
+    first.sampling.targets[0] = VOCAB
+    with pytest.raises(ValueError, match=r"targets\[0\]"):
+        backend.run(first, mask)
+
+
 def test_an_empty_step_gives_nothing(backend: CpuBackend) -> None:
     assert len(backend.run(batch_of([])).tokens) == 0
 
@@ -131,8 +167,8 @@ def test_more_alternatives_than_the_vocabulary_has_leave_the_rest_empty(backend:
     small = CpuBackend(spec.forward(), spec.weights(), BOUNDS, pool=pool)
     small.load(num_blocks=1)
     results = small.run(batch_of([Part([1, 2], 0, [0], num_top=5)]))
-    assert sorted(results.top_ids[0, :3]) == [0, 1, 2]
-    np.testing.assert_array_equal(results.top_ids[0, 3:], -1)
+    assert sorted(results.scores.top_ids[0, :3]) == [0, 1, 2]
+    np.testing.assert_array_equal(results.scores.top_ids[0, 3:], -1)
 
 
 def test_a_closed_pool_is_refused() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fake_executor import FakeExecutor, solo_answer
 from headrace.engine.engine import Delivery, Engine, EngineThread, Rejected
+from headrace.run.executor import Foresee
 from headrace.run.isolate import run_isolated
 from headrace.sched import FCFS, Scheduler
 from headrace.types import (
@@ -47,8 +48,10 @@ class PoisonExecutor:
     distorts_next: bool = False  # the next result has a token too many
     blocks: threading.Event | None = None  # steps wait for it
     is_running: threading.Event = field(default_factory=threading.Event)
+    plans: list[StepPlan] = field(default_factory=list)
 
-    def run(self, plan: StepPlan, masks: object = None) -> StepResult:
+    def run(self, plan: StepPlan, masks: object = None, foresee: Foresee | None = None) -> StepResult:
+        self.plans.append(plan)
         self.is_running.set()
         if self.blocks is not None:
             assert self.blocks.wait(10)
@@ -64,7 +67,7 @@ class PoisonExecutor:
             raise PoisonError("a passing fault")
         if self.poisoned & {request.id for request in plan.requests}:
             raise PoisonError("a lasting fault")
-        return self.inner.run(plan)
+        return self.inner.run(plan, masks, foresee)
 
 
 def make_engine(executor: PoisonExecutor) -> Engine:
@@ -101,6 +104,18 @@ def expected(request: Request) -> list[int]:
 @pytest.fixture
 def executor() -> PoisonExecutor:
     return PoisonExecutor()
+
+
+def test_the_next_step_of_decodes_is_planned_while_one_runs(executor: PoisonExecutor) -> None:
+    engine = make_engine(executor)
+    engine.add(make_request(1))
+    while not any(isinstance(event, Tokens) for event in engine.step()):
+        continue
+    engine.step()
+    foreseen = engine.scheduler._foresight._next
+    assert foreseen is not None
+    engine.step()
+    assert executor.plans[-1] is foreseen
 
 
 def test_a_request_that_makes_steps_fail_fails_alone(executor: PoisonExecutor) -> None:

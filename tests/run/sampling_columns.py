@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import _core
-from headrace.ops import F32, RowResults, SamplingRows
+from headrace.ops import F32, RowResults, RowScores, SamplingRows
 from headrace.run.sampler import sample_rows
 
 Sampler = Callable[[F32, SamplingRows, npt.NDArray[np.uint32] | None], RowResults]
@@ -68,7 +68,8 @@ def _ragged(lists: Sequence[Sequence], num_rows: int) -> tuple[npt.NDArray[np.in
 
 
 def draw_natively(isa: str, logits: F32, rows: SamplingRows, mask: npt.NDArray[np.uint32] | None = None) -> RowResults:
-    return RowResults(*_core.sample(isa, logits, rows, mask))
+    tokens, scores = _core.sample(isa, logits, rows, mask)
+    return RowResults(tokens, None if scores is None else RowScores(*scores))
 
 
 SAMPLERS: dict[str, Sampler] = {"definition": sample_rows, **{isa: partial(draw_natively, isa) for isa in ISAS}}
@@ -78,7 +79,7 @@ def draw_many(logits: Sequence[float], num_rows: int, **columns) -> npt.NDArray[
     """`num_rows` draws from one row of logits, on the best instruction set; seeds 0, 1, 2... unless given."""
     columns.setdefault("seeds", np.arange(num_rows))
     tiled = np.tile(np.array(logits, np.float32), (num_rows, 1))
-    return draw_natively(ISAS[0], tiled, sampling_rows(num_rows, **columns)).tokens
+    return np.array(draw_natively(ISAS[0], tiled, sampling_rows(num_rows, **columns)).tokens)
 
 
 def pack_mask(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:

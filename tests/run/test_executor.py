@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from test_batch import plan_of, request
 
-from headrace.ops import U32, Batch, RowResults
+from headrace.ops import U32, Batch, RowResults, RowScores
 from headrace.run.executor import LocalExecutor
 from headrace.types import FAILED_TOKEN, StepResult, TokenLogprobs
 
@@ -19,14 +20,18 @@ class FixedBackend:
 
     def __init__(self, drawn: list[int]) -> None:
         self.drawn = drawn
+        self.batches: list[Batch] = []
         self.masks: list[U32 | None] = []
 
-    def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
+    def run(self, batch: Batch, mask: U32 | None = None, meanwhile: Callable[[], None] | None = None) -> RowResults:
+        self.batches.append(batch)
         self.masks.append(mask)
+        if meanwhile is not None:
+            meanwhile()
         rows = np.arange(len(self.drawn))
         assert batch.sampling.num_rows == len(rows)
         top_ids = np.stack([10 * rows, 10 * rows + 1], axis=1).astype(np.int32)
-        return RowResults(np.array(self.drawn, np.int32), -rows.astype(np.float32), top_ids, -top_ids / 8)
+        return RowResults(self.drawn, RowScores(-rows.astype(np.float32), top_ids, -top_ids / 8))
 
     def close(self) -> None: ...
 
@@ -103,9 +108,9 @@ def test_a_chunk_that_only_scores_draws_nothing_even_where_a_target_looks_like_a
 
 def test_missing_alternatives_of_a_small_vocabulary_are_left_out() -> None:
     class Small(FixedBackend):
-        def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
-            rows = super().run(batch, mask)
-            rows.top_ids[:, 1] = -1
+        def run(self, *arguments: Any) -> RowResults:
+            rows = super().run(*arguments)
+            rows.scores.top_ids[:, 1] = -1
             return rows
 
     result = LocalExecutor(Small([60]), lambda: 0).run(plan_of(verify([], logprobs=2)))
@@ -126,3 +131,16 @@ def test_columns_of_a_result_are_plain_python_values() -> None:
     ((entry,),) = (row for row in result.logprobs if row is not None)
     assert type(entry.logprob) is float
     assert type(entry.top_ids[0]) is int
+
+
+def test_a_plan_that_is_foreseen_is_made_ready_while_the_step_before_it_runs() -> None:
+    backend = FixedBackend([60])
+    executor = LocalExecutor(backend, lambda: 0)
+    decode = verify([])
+    plan, foreseen = plan_of(decode), plan_of(decode | {"tokens": [-1], "start": 6})
+    executor.run(plan, foresee=lambda: foreseen)
+    ready = executor._packer.pack(foreseen)
+    foreseen.tokens[0] = 60
+    executor.run(foreseen, foresee=lambda: None)
+    assert backend.batches[1] is ready
+    assert ready.tokens.tolist() == [60] and ready.sampling.positions.tolist() == [7]

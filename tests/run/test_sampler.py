@@ -61,13 +61,13 @@ def test_temperature_zero_takes_the_argmax_and_of_equals_the_lowest_id(sample: S
 def test_a_temperature_too_small_to_divide_by_is_greedy(sample: Sampler, temperature: float) -> None:
     logits = np.tile(row(1, 2 - 1e-6, 2, 2), (50, 1))
     rows = sampling_rows(50, temperature=temperature, seeds=np.arange(50))
-    assert (sample(logits, rows, None).tokens == 2).all()
+    assert sample(logits, rows, None).tokens == [2] * 50
 
 
 def test_nan_is_never_drawn(sample: Sampler) -> None:
     assert greedy(sample, math.nan, -3, math.nan) == 1
     rows = sampling_rows(50, seeds=np.arange(50))
-    assert (sample(np.tile(row(math.nan, -1e30, math.nan), (50, 1)), rows, None).tokens == 1).all()
+    assert sample(np.tile(row(math.nan, -1e30, math.nan), (50, 1)), rows, None).tokens == [1] * 50
 
 
 def test_infinity_beats_every_other_logit(sample: Sampler) -> None:
@@ -75,7 +75,7 @@ def test_infinity_beats_every_other_logit(sample: Sampler) -> None:
     rows = sampling_rows(50, seeds=np.arange(50), num_top=2)
     results = sample(np.tile(row(1e38, INF, 3, INF), (50, 1)), rows, None)
     assert set(results.tokens) == {1, 3}
-    np.testing.assert_allclose(results.logprobs, math.log(0.5), rtol=1e-6)
+    np.testing.assert_allclose(results.scores.logprobs, math.log(0.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("logits", [[math.nan] * 3, [-INF] * 3, [-INF, math.nan, -INF]])
@@ -83,15 +83,15 @@ def test_infinity_beats_every_other_logit(sample: Sampler) -> None:
 def test_a_row_with_nothing_to_draw_says_so(sample: Sampler, logits: list[float], temperature: float) -> None:
     results = sample(row(*logits), sampling_rows(1, temperature=temperature, num_top=2), None)
     assert results.tokens[0] == -1
-    assert results.logprobs[0] == 0
-    assert list(results.top_ids[0]) == [0, 1]
-    assert list(results.top_logprobs[0]) == [-INF, -INF]
+    assert results.scores.logprobs[0] == 0
+    assert list(results.scores.top_ids[0]) == [0, 1]
+    assert list(results.scores.top_logprobs[0]) == [-INF, -INF]
 
 
 def test_a_vocabulary_of_one_token_leaves_no_choice(sample: Sampler) -> None:
     results = sample(row(-7), sampling_rows(1, top_k=1, top_p=0.1, min_p=1, num_top=1), None)
     assert results.tokens[0] == 0
-    assert results.logprobs[0] == 0
+    assert results.scores.logprobs[0] == 0
 
 
 # Bias and masks
@@ -101,7 +101,7 @@ def test_a_bias_of_a_hundred_forces_and_of_minus_a_hundred_bans(sample: Sampler)
     logits = np.tile(row(5, 4, 3), (200, 1))
     forced = sample(logits, sampling_rows(200, seeds=np.arange(200), bias=[[(2, 100)]]), None).tokens
     banned = sample(logits, sampling_rows(200, seeds=np.arange(200), bias=[[(0, -100)]]), None).tokens
-    assert (forced == 2).all()
+    assert set(forced) == {2}
     assert set(banned) == {1, 2}
 
 
@@ -121,7 +121,7 @@ def test_a_mask_leaves_only_the_tokens_whose_bits_are_set(sample: Sampler) -> No
     logits = rng.normal(0, 1, (40, 75)).astype(np.float32)
     allowed = rng.random((40, 75)) < 0.2
     tokens = sample(logits, sampling_rows(40, temperature=0), pack_mask(allowed)).tokens
-    assert list(tokens) == list(np.where(allowed, logits, -INF).argmax(1))
+    assert tokens == np.where(allowed, logits, -INF).argmax(1).tolist()
 
 
 def test_a_mask_that_allows_nothing_leaves_nothing_to_draw(sample: Sampler) -> None:
@@ -244,28 +244,28 @@ def test_logprobs_are_of_the_raw_logits_whatever_is_drawn_from(sample: Sampler) 
     results = sample(logits, sampling_rows(1, num_top=4, **columns), pack_mask(np.array([[True, True, False, False]])))
     expected = logits[0] - math.log(sum(math.exp(x) for x in logits[0]))
     assert results.tokens[0] == 0
-    np.testing.assert_allclose(results.logprobs, expected[0], rtol=1e-6)
-    assert list(results.top_ids[0]) == [3, 2, 1, 0]
-    np.testing.assert_allclose(results.top_logprobs[0], expected[::-1], rtol=1e-6)
+    np.testing.assert_allclose(results.scores.logprobs, expected[0], rtol=1e-6)
+    assert list(results.scores.top_ids[0]) == [3, 2, 1, 0]
+    np.testing.assert_allclose(results.scores.top_logprobs[0], expected[::-1], rtol=1e-6)
 
 
 def test_the_most_likely_tokens_come_best_first_and_equals_by_lower_id(sample: Sampler) -> None:
     logits = np.random.default_rng(0).integers(-3, 3, (30, 300)).astype(np.float32)
     results = sample(logits, sampling_rows(30, num_top=64), None)
-    assert (results.top_ids == np.argsort(-logits, axis=1, kind="stable")[:, :64]).all()
-    assert (np.diff(results.top_logprobs, axis=1) <= 0).all()
+    assert (results.scores.top_ids == np.argsort(-logits, axis=1, kind="stable")[:, :64]).all()
+    assert (np.diff(results.scores.top_logprobs, axis=1) <= 0).all()
 
 
 def test_rows_get_as_many_alternatives_as_each_asked_for(sample: Sampler) -> None:
     logits = np.tile(row(1, 2, 3, 4), (4, 1))
     results = sample(logits, sampling_rows(4, temperature=0, num_top=[-1, 0, 1, 3]), None)
-    assert results.top_ids.tolist() == [[-1, -1, -1], [-1, -1, -1], [3, -1, -1], [3, 2, 1]]
-    assert results.logprobs[0] == 0
-    assert (results.logprobs[1:] == results.top_logprobs[2, 0]).all()
+    assert results.scores.top_ids.tolist() == [[-1, -1, -1], [-1, -1, -1], [3, -1, -1], [3, 2, 1]]
+    assert results.scores.logprobs[0] == 0
+    assert (results.scores.logprobs[1:] == results.scores.top_logprobs[2, 0]).all()
 
 
 def test_a_target_is_scored_and_nothing_drawn(sample: Sampler) -> None:
     results = sample(row(1, 2, 3, 4), sampling_rows(1, targets=0, num_top=1, bias=[[(0, -INF)]]), None)
     assert results.tokens[0] == 0
-    np.testing.assert_allclose(results.logprobs[0], results.top_logprobs[0, 0] - 3, rtol=1e-6)
-    assert results.top_ids[0, 0] == 3
+    np.testing.assert_allclose(results.scores.logprobs[0], results.scores.top_logprobs[0, 0] - 3, rtol=1e-6)
+    assert results.scores.top_ids[0, 0] == 3

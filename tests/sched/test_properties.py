@@ -113,8 +113,19 @@ def _random_drafts(rng: random.Random, driver: Driver, scenario: Scenario) -> di
     return drafts
 
 
-def run(scenario: Scenario, check_plan: Callable[[Driver, StepPlan], None] = lambda driver, plan: None) -> Driver:
-    driver = Driver(scenario.limits, scenario.groups, scenario.order, has_prefix_cache=scenario.has_prefix_cache)
+def run(
+    scenario: Scenario,
+    check_plan: Callable[[Driver, StepPlan], None] = lambda driver, plan: None,
+    *,
+    is_foreseeing: bool = True,
+) -> Driver:
+    driver = Driver(
+        scenario.limits,
+        scenario.groups,
+        scenario.order,
+        has_prefix_cache=scenario.has_prefix_cache,
+        is_foreseeing=is_foreseeing,
+    )
     rng = random.Random(scenario.seed)
     waiting = list(scenario.requests)
 
@@ -191,6 +202,14 @@ def test_the_same_inputs_give_the_same_plans(scenario: Scenario) -> None:
     assert [columns(plan) for plan in first.plans] == [columns(plan) for plan in second.plans]
     assert first.finished == second.finished
     assert first.preempted == second.preempted
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(scenarios())
+def test_foreseeing_changes_no_plan(scenario: Scenario) -> None:
+    foreseeing, surprised = run(scenario), run(scenario, is_foreseeing=False)
+    assert [columns(plan) for plan in foreseeing.plans] == [columns(plan) for plan in surprised.plans]
+    assert foreseeing.finished == surprised.finished
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

@@ -22,6 +22,7 @@ import uvloop
 from headrace.engine.engine import Engine
 from headrace.engine.stream import AsyncEngine
 from headrace.model.files import GgufVocabulary
+from headrace.run.executor import Foresee
 from headrace.sched import FCFS, Scheduler
 from headrace.server.admission import Admission
 from headrace.server.app import build_app
@@ -66,7 +67,9 @@ class EchoingExecutor:
     fails_at: int | None = None  # an index into every answer at which a step fails
     begun: list[tuple[int, ...]] = field(default_factory=list)  # the ids of the requests in every step so far
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: object = None, foresee: Foresee | None = None) -> StepResult:
+        if foresee is not None:
+            foresee()
         self.begun.append(tuple(request.id for request in plan.requests))
         time.sleep(self.step_s)
         while self.stuck.is_set():

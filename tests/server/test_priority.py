@@ -7,6 +7,7 @@ from functools import partial
 
 from echoing import EchoingExecutor, Running, running
 
+from headrace.run.executor import Foresee
 from headrace.types import StepPlan, StepResult
 
 
@@ -14,9 +15,9 @@ from headrace.types import StepPlan, StepResult
 class Listening(EchoingExecutor):
     priorities: list[int] = field(default_factory=list)  # of the requests in every step so far
 
-    def run(self, plan: StepPlan) -> StepResult:
+    def run(self, plan: StepPlan, masks: object = None, foresee: Foresee | None = None) -> StepResult:
         self.priorities += [request.priority for request in plan.requests]
-        return super().run(plan)
+        return super().run(plan, masks, foresee)
 
 
 def test_a_priority_reaches_an_engine_that_runs_by_priority() -> None:

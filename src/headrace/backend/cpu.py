@@ -7,7 +7,7 @@ scheduler, which it meets as batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from headrace.backend.kv import KVStore
 from headrace.backend.layout import lay_out
 from headrace.backend.recording import Attention, Operation, Places, Prepared, Recorder, RowKind, fuse
 from headrace.backend.weights import map_weights
-from headrace.ops import I32, U32, Batch, Forward, RowResults
+from headrace.ops import I32, U32, Batch, Forward, RowResults, RowScores
 from headrace.tensor import FORMATS, Tensor, from_f32
 from headrace.types import CapacityError, KVGroup, ModelError
 
@@ -115,17 +115,17 @@ class CpuBackend:
             self._pack(*self._unpacked.pop())
         self._store.allocate(num_blocks)  # last: its first pages are touched in the background from now on
 
-    def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
+    def run(self, batch: Batch, mask: U32 | None = None, meanwhile: Callable[[], None] | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""
         self._store.begin_step()
         try:
-            results = self._program.run(*batch, mask)
+            tokens, scores = self._program.run(*batch, mask, meanwhile)
             if batch.blocks[0] is not self._used_blocks:  # steps of one block after another: not searched in each
                 self._store.use(batch.blocks[0])
                 self._used_blocks = batch.blocks[0]
         finally:
             self._store.end_step()
-        return RowResults(*results)
+        return RowResults(tokens, None if scores is None else RowScores(*scores))
 
     def start_profile(self) -> None:
         self._program.start_profile()

@@ -31,7 +31,7 @@ class KVStore:
         self.cache = _core.KvCache("f32" if is_exact else "bf16", num_layers, num_kv_heads, head_dim)
         row_bytes = num_kv_heads * head_dim * (4 if is_exact else 2)
         self.group = KVGroup(KVKind.FULL, tuple(range(num_layers)), row_bytes, row_bytes)
-        self._touching: _Touching | None = None
+        self._touching = _Touching(self.cache)
         self._end_touching: Callable[[], object] | None = None
 
     @property
@@ -41,32 +41,28 @@ class KVStore:
     @property
     def num_touched(self) -> int:
         """Blocks whose pages have been asked for so far, from block 0 on."""
-        return 0 if self._touching is None else self._touching.num_touched
+        return self._touching.num_touched
 
     def allocate(self, num_blocks: int) -> None:
         self.cache.allocate(num_blocks)
-        self._touching = _Touching(self.cache)
         toucher = threading.Thread(target=self._touching.run, name="headrace-kv-touch", daemon=True)
         # Also for a store that nobody closes: a thread that comes back from the core into an interpreter which is
         # going away would abort the process. So the thread must not hold the store.
         self._end_touching = weakref.finalize(self, _end, toucher, self._touching)
         toucher.start()
-        self._touching.end_step()
+        self._touching.use(-1)
+        self.end_step()
 
     def begin_step(self) -> None:
         """Leave the machine to a step."""
-        if self._touching is not None:
-            self._touching.begin_step()
+        self._touching.resting_since = math.inf
 
     def use(self, blocks: I32) -> None:
-        """The step has used `blocks`, and so touched them."""
-        if self._touching is not None:
-            self._touching.use(int(blocks.max(initial=-1)))
+        """The step has used `blocks`, and so touched them. What the next ones will use is touched at rest."""
+        self._touching.use(int(blocks.max(initial=-1)))
 
     def end_step(self) -> None:
-        """Have pages that the next steps will use touched, if they do not come at once."""
-        if self._touching is not None:
-            self._touching.end_step()
+        self._touching.resting_since = time.monotonic()
 
     def close(self) -> None:
         """End the background work. The memory goes when the last program that uses it does."""
@@ -84,21 +80,15 @@ class _Touching:
 
     def __init__(self, cache: _core.KvCache) -> None:
         self.num_touched = 0
+        self.resting_since = math.inf  # never, while a step runs
         self._cache = cache
         self._num_used = 0
-        self._resting_since = math.inf  # never, while a step runs
         self._is_closing = threading.Event()
         self._is_asked = threading.Event()
 
-    def begin_step(self) -> None:
-        self._resting_since = math.inf
-
     def use(self, last_block: int) -> None:
         self._num_used = max(self._num_used, last_block + 1)
-
-    def end_step(self) -> None:
-        self._resting_since = time.monotonic()
-        if not self._is_asked.is_set() and self.num_touched < self._num_wanted():
+        if self.num_touched < self._num_wanted():
             self._is_asked.set()
 
     def end(self) -> None:
@@ -121,7 +111,7 @@ class _Touching:
 
     def _wait_for_rest(self) -> bool:
         """Until no step has run for REST_S; False when the thread shall end."""
-        while (left := self._resting_since + REST_S - time.monotonic()) > 0:
+        while (left := self.resting_since + REST_S - time.monotonic()) > 0:
             if self._is_closing.wait(min(left, REST_S)):
                 return False
         return not self._is_closing.is_set()

@@ -130,7 +130,9 @@ class ReferenceBackend:
             raise InvariantError("the forward pass has no head")
         return ops.logits
 
-    def run(self, batch: Batch, mask: U32 | None = None) -> RowResults:
+    def run(self, batch: Batch, mask: U32 | None = None, meanwhile: Callable[[], None] | None = None) -> RowResults:
+        if meanwhile is not None:
+            meanwhile()
         return self._sampler(self.logits(batch), batch.sampling, mask)
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ class Engine:
     def _run(self, plan: StepPlan) -> tuple[StepResult, list[Event]]:
         """The plan's result, and the ends of requests that make it fail: the others' work is kept."""
         try:
-            return self.executor.run(plan), []
+            return self.executor.run(plan, foresee=self.scheduler.foresee), []
         except Exception:
             log.exception("step %d failed; running its %d requests one by one", plan.step, plan.num_slices)
         self.counts.failed_steps += 1

@@ -52,6 +52,8 @@ class Packer:
 
     def pack(self, plan: StepPlan) -> Batch:
         earlier = self._plan
+        if plan is earlier and self._batch is not None:
+            return self._batch  # made ready before; it shares the plan's arrays, and so has the tokens drawn since
         if earlier is not None and self._batch is not None and _are_alike(plan, earlier):
             has_same_blocks = plan.blocks == earlier.blocks and plan.block_offsets == earlier.block_offsets
             self._plan, self._batch = plan, _moved_on(plan, self._batch, has_same_blocks=has_same_blocks)
@@ -82,15 +84,15 @@ def _moved_on(plan: StepPlan, earlier: Batch, *, has_same_blocks: bool) -> Batch
     """The batch of a decode after an earlier one. Blocks that are the same are the same arrays: whoever looks through
     them need not do so again.
     """
-    starts = _ints(plan.starts)
+    positions = _ints(array("i", [start + 1 for start in plan.starts]))
     return Batch(
         tokens=_ints(plan.tokens),
         token_offsets=earlier.token_offsets,
-        starts=starts,
+        starts=_ints(plan.starts),
         row_tokens=earlier.row_tokens,
         block_offsets=earlier.block_offsets if has_same_blocks else tuple(map(_ints, plan.block_offsets)),
         blocks=earlier.blocks if has_same_blocks else tuple(map(_ints, plan.blocks)),
-        sampling=SamplingRows(earlier.sampling.targets, starts + 1, *earlier.sampling[2:]),
+        sampling=SamplingRows(earlier.sampling.targets, positions, *earlier.sampling[2:]),
     )
 
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
-from headrace.ops import U32, Backend, RowResults
+from headrace.ops import U32, Backend, RowResults, RowScores
 from headrace.run.batch import Packer
-from headrace.types import StepPlan, StepResult, TokenLogprobs
+from headrace.types import InvariantError, StepPlan, StepResult, TokenLogprobs
+
+Foresee = Callable[[], StepPlan | None]  # the next plan, as far as it can be told; see Scheduler.foresee
 
 
 class Executor(Protocol):
     """Runs plans, each complete in itself. `masks`: see Backend.run."""
 
-    def run(self, plan: StepPlan, masks: U32 | None = None) -> StepResult: ...
+    def run(self, plan: StepPlan, masks: U32 | None = None, foresee: Foresee | None = None) -> StepResult:
+        """`foresee` is called while the step runs, and the plan that it gives made ready."""
 
 
 class LocalExecutor:
@@ -29,14 +33,21 @@ class LocalExecutor:
         self._clock = clock
         self._packer = Packer()
 
-    def run(self, plan: StepPlan, masks: U32 | None = None) -> StepResult:
+    def run(self, plan: StepPlan, masks: U32 | None = None, foresee: Foresee | None = None) -> StepResult:
         began = self._clock()
-        rows = self._backend.run(self._packer.pack(plan), masks)
+        meanwhile = None if foresee is None else partial(self._make_ready, foresee)
+        rows = self._backend.run(self._packer.pack(plan), masks, meanwhile)
         return _result(plan, rows, self._clock() - began)
+
+    def _make_ready(self, foresee: Foresee) -> None:
+        if (plan := foresee()) is not None:
+            self._packer.pack(plan)
 
 
 def _result(plan: StepPlan, rows: RowResults, elapsed_us: int) -> StepResult:
-    drawn: list[int] = rows.tokens.tolist()
+    if plan.num_tokens == plan.num_rows == plan.num_slices and rows.scores is None and max(plan.targets) < 0:
+        nothing = (None,) * plan.num_slices  # a step of decodes: one token each, and nothing else to tell
+        return StepResult(plan.step, array("i", rows.tokens), plan.row_offsets, nothing, nothing, elapsed_us)
     tokens, offsets = array("i"), array("i", [0])
     logprobs: list[tuple[TokenLogprobs, ...] | None] = []
     prompt_logprobs: list[tuple[TokenLogprobs, ...] | None] = []
@@ -45,14 +56,12 @@ def _result(plan: StepPlan, rows: RowResults, elapsed_us: int) -> StepResult:
         first_draw = row
         while first_draw < end and plan.targets[first_draw] >= 0:
             first_draw += 1
-        accepted = drawn[first_draw : first_draw + _num_accepted(plan, s, drawn[first_draw:end])]
-        tokens.extend(accepted)
+        count = _num_accepted(plan, s, rows.tokens[first_draw:end])
+        tokens.extend(rows.tokens[first_draw : first_draw + count])
         offsets.append(len(tokens))
         params = request.params
-        wanted = None if params.logprobs is None else _logprobs(rows, first_draw, len(accepted), params.logprobs)
-        logprobs.append(wanted)
-        top = params.prompt_logprobs
-        prompt_logprobs.append(None if top is None else _logprobs(rows, row, first_draw - row, top))
+        logprobs.append(_logprobs(rows.scores, first_draw, count, params.logprobs))
+        prompt_logprobs.append(_logprobs(rows.scores, row, first_draw - row, params.prompt_logprobs))
     return StepResult(plan.step, tokens, offsets, tuple(logprobs), tuple(prompt_logprobs), elapsed_us)
 
 
@@ -72,10 +81,19 @@ def _num_accepted(plan: StepPlan, s: int, drawn: list[int]) -> int:
     return len(drafts) + 1
 
 
-def _logprobs(rows: RowResults, first: int, count: int, num_top: int) -> tuple[TokenLogprobs, ...]:
+def _logprobs(
+    scores: RowScores | None, first: int, count: int, num_top: int | None
+) -> tuple[TokenLogprobs, ...] | None:
+    """Those of `count` rows from `first` on, with as many alternatives as asked for; None: not asked for."""
+    if num_top is None:
+        return None
+    if count == 0:
+        return ()
+    if scores is None:
+        raise InvariantError("logprobs were asked for, and the backend gave none")
     found = []
     for row in range(first, first + count):
-        ids = [token for token in rows.top_ids[row, :num_top].tolist() if token >= 0]  # a vocabulary may have fewer
-        top = rows.top_logprobs[row, : len(ids)].tolist()
-        found.append(TokenLogprobs(float(rows.logprobs[row]), tuple(ids), tuple(top)))
+        ids = [token for token in scores.top_ids[row, :num_top].tolist() if token >= 0]  # a vocabulary may have fewer
+        top = scores.top_logprobs[row, : len(ids)].tolist()
+        found.append(TokenLogprobs(float(scores.logprobs[row]), tuple(ids), tuple(top)))
     return tuple(found)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headrace.ops import F32, I32, I64, U32, RowResults, SamplingRows
+from headrace.ops import F32, I32, I64, U32, RowResults, RowScores, SamplingRows
 
 F64 = npt.NDArray[np.float64]
 
@@ -49,23 +49,25 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key each round
 
 def sample_rows(logits: F32, rows: SamplingRows, mask: U32 | None = None) -> RowResults:
     """Score or draw each row of `logits` [R, vocab]; bit t % 32 of `mask` [R, words] at word t // 32 allows token t."""
-    tokens = np.empty(rows.num_rows, np.int32)
+    tokens: list[int] = []
     logprobs = np.zeros(rows.num_rows, np.float32)
     top_ids = np.full((rows.num_rows, rows.max_top), -1, np.int32)
     top_logprobs = np.zeros((rows.num_rows, rows.max_top), np.float32)
     for r in range(rows.num_rows):
         raw = clean(logits[r])
         target = int(rows.targets[r])
-        tokens[r] = target if target >= 0 else _draw(raw, rows, r, None if mask is None else mask[r])
+        token = target if target >= 0 else _draw(raw, rows, r, None if mask is None else mask[r])
+        tokens.append(token)
         if rows.num_top[r] < 0:
             continue
         scores = log_softmax(raw)
-        if tokens[r] != NOTHING:
-            logprobs[r] = scores[tokens[r]]
+        if token != NOTHING:
+            logprobs[r] = scores[token]
         top = ranked(raw)[: rows.num_top[r]]
         top_ids[r, : len(top)] = top
         top_logprobs[r, : len(top)] = scores[top]
-    return RowResults(tokens, logprobs, top_ids, top_logprobs)
+    wants_scores = bool((rows.num_top >= 0).any())
+    return RowResults(tokens, RowScores(logprobs, top_ids, top_logprobs) if wants_scores else None)
 
 
 def clean(x: F32) -> F32:

@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
+from headrace.sched.foresight import Foresight
 from headrace.sched.limits import check_limits, reject
 from headrace.sched.order import Order, Rank
 from headrace.sched.sequence import Sequence, Status
@@ -55,6 +56,7 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._flight: list[Sequence] = []  # of the step that is out, in the order of its slices
+        self._foresight = Foresight()
         self._events: list[Event] = []  # what plan() decided, told with the next events
         self._step = 0
         self._num_arrivals = 0
@@ -116,6 +118,7 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason, message: str = "") -> Finished:
         seq.status = Status.FINISHED
+        self._foresight.forget()
         del self._sequences[seq.request.id]
         if not seq.num_in_flight:
             self._release(seq)
@@ -140,6 +143,9 @@ class Scheduler:
             raise InvariantError(f"step {self._step} is still out")
         if not self._sequences:
             return None
+        if not (drafts or self._waiting) and (foreseen := self._foresight.come_true(self._running)) is not None:
+            self._flight, self._step = self._running[:], foreseen.step
+            return foreseen
         self._make_room()
         decodes: list[Sequence] = []
         prefills: list[Sequence] = []
@@ -155,7 +161,15 @@ class Scheduler:
         if not self._flight:
             raise InvariantError(f"step {self._step}: {len(self._sequences)} requests, and none can run")
         self._step += 1
-        return lay_out(self._step, self._flight, len(self._limits.num_blocks))
+        return self._foresight.note(lay_out(self._step, self._flight, len(self._limits.num_blocks)))
+
+    def foresee(self) -> StepPlan | None:
+        """What the next plan() gives if every slice that is out draws a token and nothing else happens: this very
+        object, then with the tokens in it. None where more is needed to tell. Changes no plan.
+        """
+        if self._waiting or len(self._flight) != len(self._running) or self._tables.is_windowed:
+            return None
+        return self._foresight.foresee(self._flight)
 
     def _prompt_budget(self, decodes: list[Sequence], num_prefills: int) -> int:
         """What prompts may take of the step. Who decodes waits for the whole step, so beside them it is kept short."""
@@ -303,6 +317,7 @@ class Scheduler:
     def rollback(self, step: int) -> None:
         """The step that is out failed: nothing of it is computed or sealed, all its slices can be planned again."""
         self._check_out(step)
+        self._foresight.forget()
         flight, self._flight = self._flight, []
         for seq in flight:
             self._land(seq)

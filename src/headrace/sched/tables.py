@@ -55,6 +55,11 @@ class BlockTables:
             for pool, window in zip(self._pools, self._windows, strict=True)
         )
 
+    @property
+    def is_windowed(self) -> bool:
+        """Whether tables change while sequences move on, beyond growing."""
+        return bool(self._window_groups)
+
     def _first_kept(self, g: int, position: int) -> int:
         """The first block of group `g` that `position` and the positions after it read."""
         return max(0, position - self._windows[g]) // self._block_size
