@@ -44,10 +44,10 @@ void multiply(const Replay& replay, const Rectangle& part, Gemm product) {
     replay.kernels->gemm(product);
 }
 
-// Claim `claim` of `num_rows` rows by the tiles of `cuts`: rows fastest, so that a range's tiles are read from memory
-// once.
+// Claim `claim` of `num_rows` rows by the tiles of `cuts`: tiles fastest. So a thread's share of many rows is rows, of
+// which its own caches hold what it computed in the phases before, and of few rows it is tiles.
 Rectangle rectangle(const TileCuts& cuts, int num_rows, int claim) {
-    const int range = claim / row_claims(num_rows), row = claim % row_claims(num_rows) * kClaimRows;
+    const int range = claim % cuts.num_ranges(), row = claim / cuts.num_ranges() * kClaimRows;
     return {cuts.begin(range), cuts.end(range), row, std::min(row + kClaimRows, num_rows)};
 }
 
