@@ -110,8 +110,8 @@ class Program:
         mask: U32 | None,
         meanwhile: Callable[[], None] | None,  # called beside the step, on this thread
     ) -> tuple[list[int], tuple[F32, I32, F32] | None]:
-        """The fields of ops.RowResults. Arrays must keep their contents until the next run: of those that come again
-        it is remembered where they are.
+        """The fields of ops.RowResults. Arrays are held until others come in their place; where they lie is remembered,
+        what is in them is read, and checked, each time.
         """
 
 def sample(

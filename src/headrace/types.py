@@ -275,6 +275,11 @@ class StepPlan:
     def num_rows(self) -> int:
         return len(self.targets)
 
+    @property
+    def is_decode(self) -> bool:
+        """Whether each slice feeds one token and draws the next."""
+        return self.num_tokens == self.num_rows == self.num_slices and max(self.targets, default=-1) < 0
+
     def slices(self) -> Iterator[Slice]:
         for s, request in enumerate(self.requests):
             rows = slice(self.row_offsets[s], self.row_offsets[s + 1])

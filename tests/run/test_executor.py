@@ -144,3 +144,8 @@ def test_a_plan_that_is_foreseen_is_made_ready_while_the_step_before_it_runs() -
     executor.run(foreseen, foresee=lambda: None)
     assert backend.batches[1] is ready
     assert ready.tokens.tolist() == [60] and ready.sampling.positions.tolist() == [7]
+
+
+def test_a_step_without_slices_gives_nothing() -> None:
+    result = run([])
+    assert (list(result.tokens), list(result.token_offsets), result.logprobs) == ([], [0], ())

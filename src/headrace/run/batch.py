@@ -54,7 +54,7 @@ class Packer:
         earlier = self._plan
         if plan is earlier and self._batch is not None:
             return self._batch  # made ready before; it shares the plan's arrays, and so has the tokens drawn since
-        if earlier is not None and self._batch is not None and _are_alike(plan, earlier):
+        if earlier is not None and self._batch is not None and plan.is_decode and plan.requests == earlier.requests:
             has_same_blocks = plan.blocks == earlier.blocks and plan.block_offsets == earlier.block_offsets
             self._plan, self._batch = plan, _moved_on(plan, self._batch, has_same_blocks=has_same_blocks)
             return self._batch
@@ -65,18 +65,8 @@ class Packer:
 
 def _is_plain_decode(plan: StepPlan) -> bool:
     """Whether all that its sequences' next decode is told, beside tokens, positions and blocks, is what this one is."""
-    return (
-        plan.num_tokens == plan.num_rows == plan.num_slices
-        and all(target < 0 for target in plan.targets)
-        and not any(request.params.min_tokens or request.params.needs_history for request in plan.requests)
-    )
-
-
-def _are_alike(plan: StepPlan, decode: StepPlan) -> bool:
-    return (
-        plan.num_tokens == plan.num_rows == plan.num_slices
-        and plan.requests == decode.requests
-        and plan.targets == decode.targets
+    return plan.is_decode and not any(
+        request.params.min_tokens or request.params.needs_history for request in plan.requests
     )
 
 

@@ -45,8 +45,8 @@ class LocalExecutor:
 
 
 def _result(plan: StepPlan, rows: RowResults, elapsed_us: int) -> StepResult:
-    if plan.num_tokens == plan.num_rows == plan.num_slices and rows.scores is None and max(plan.targets) < 0:
-        nothing = (None,) * plan.num_slices  # a step of decodes: one token each, and nothing else to tell
+    if plan.is_decode and rows.scores is None:  # one token each, and nothing else to tell
+        nothing = (None,) * plan.num_slices
         return StepResult(plan.step, array("i", rows.tokens), plan.row_offsets, nothing, nothing, elapsed_us)
     tokens, offsets = array("i"), array("i", [0])
     logprobs: list[tuple[TokenLogprobs, ...] | None] = []

@@ -118,7 +118,6 @@ class Scheduler:
 
     def _finish(self, seq: Sequence, reason: FinishReason, message: str = "") -> Finished:
         seq.status = Status.FINISHED
-        self._foresight.forget()
         del self._sequences[seq.request.id]
         if not seq.num_in_flight:
             self._release(seq)
@@ -144,7 +143,9 @@ class Scheduler:
         if not self._sequences:
             return None
         if not (drafts or self._waiting) and (foreseen := self._foresight.come_true(self._running)) is not None:
-            self._flight, self._step = self._running[:], foreseen.step
+            for seq in self._running:
+                self._schedule(seq, 1)
+            self._step = foreseen.step
             return foreseen
         self._make_room()
         decodes: list[Sequence] = []
@@ -317,7 +318,6 @@ class Scheduler:
     def rollback(self, step: int) -> None:
         """The step that is out failed: nothing of it is computed or sealed, all its slices can be planned again."""
         self._check_out(step)
-        self._foresight.forget()
         flight, self._flight = self._flight, []
         for seq in flight:
             self._land(seq)
