@@ -69,6 +69,8 @@ def test_nothing_is_foreseen_when_no_step_is_out() -> None:
     driver.add(request(1, 9))
     driver.step()
     driver.step()
+    assert driver.foreseen[-1] is not None and driver.scheduler.foresee() is None
+    driver.cancel(1)
     assert driver.scheduler.foresee() is None
 
 

@@ -33,11 +33,11 @@ class Foresight:
         is no plain decode, needs a block for the next one or comes to its end.
         """
         plan = self._last
-        if plan is not None and flight and plan.is_decode and all(_goes_on(seq) for seq in flight):
-            tokens = array("i", [UNKNOWN]) * len(flight)
-            self._next = replace(
-                plan, step=plan.step + 1, tokens=tokens, starts=array("i", [start + 1 for start in plan.starts])
-            )
+        if plan is None or not (flight and plan.is_decode and all(_goes_on(seq) for seq in flight)):
+            return None
+        tokens = array("i", [UNKNOWN]) * len(flight)
+        starts = array("i", [start + 1 for start in plan.starts])
+        self._next = replace(plan, step=plan.step + 1, tokens=tokens, starts=starts)
         return self._next
 
     def come_true(self, running: SequenceOf[Sequence]) -> StepPlan | None:
