@@ -176,6 +176,13 @@ def test_blocks_that_stay_are_the_same_arrays_and_others_are_not() -> None:
     np.testing.assert_array_equal(moved.blocks[0], [0, 2])
 
 
+def test_a_plan_that_comes_again_is_packed_once() -> None:
+    wants_two = request([1, 2, 3], min_tokens=2, stop_ids=frozenset({40}))
+    packer = Packer()
+    for plan in (decode_at(3), decode_at(4), decode_at(4, wants_two), decode_at(5, wants_two)):
+        assert packer.pack(plan) is packer.pack(plan)
+
+
 def test_a_step_takes_nothing_over_from_another_requests() -> None:
     others = [request([1, 2], seed=8), request([1, 2], temperature=0), request([1, 2], logit_bias=((8, 2.5),))]
     assert_packed_as_alone(*(decode_at(6, of) for of in (DECODE["request"], *others)))

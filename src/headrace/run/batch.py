@@ -47,19 +47,21 @@ class Packer:
     """
 
     def __init__(self) -> None:
-        self._plan: StepPlan | None = None  # the last one whose batch can be moved on
-        self._batch: Batch | None = None
+        self._last: tuple[StepPlan, Batch] | None = None
+        self._can_move_on = False  # the last batch
 
     def pack(self, plan: StepPlan) -> Batch:
-        earlier = self._plan
-        if plan is earlier and self._batch is not None:
-            return self._batch  # made ready before; it shares the plan's arrays, and so has the tokens drawn since
-        if earlier is not None and self._batch is not None and plan.is_decode and plan.requests == earlier.requests:
-            has_same_blocks = plan.blocks == earlier.blocks and plan.block_offsets == earlier.block_offsets
-            self._plan, self._batch = plan, _moved_on(plan, self._batch, has_same_blocks=has_same_blocks)
-            return self._batch
+        if self._last is not None:
+            earlier, batch = self._last
+            if plan is earlier:
+                return batch  # made ready before; it shares the plan's arrays, and so has the tokens drawn since
+            if self._can_move_on and plan.is_decode and plan.requests == earlier.requests:
+                has_same_blocks = plan.blocks == earlier.blocks and plan.block_offsets == earlier.block_offsets
+                batch = _moved_on(plan, batch, has_same_blocks=has_same_blocks)
+                self._last = plan, batch
+                return batch
         batch = pack(plan)
-        self._plan, self._batch = (plan, batch) if _is_plain_decode(plan) else (None, None)
+        self._last, self._can_move_on = (plan, batch), _is_plain_decode(plan)
         return batch
 
 
