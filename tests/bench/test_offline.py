@@ -51,3 +51,9 @@ def test_a_load_that_measures_nothing_is_refused(sizes: tuple[int, int, int]) ->
 def test_a_plan_that_measures_nothing_is_refused(repeats: int, verify: list[int]) -> None:
     with pytest.raises(RequestError, match="it must be at least"):
         Plan(Path("any"), [], [], verify, repeats)
+
+
+def test_a_batch_that_no_step_has_room_for_is_refused_by_what_was_asked() -> None:
+    plan = Plan(Path("any"), [Load(500, 1, 4)], [], [], 1, max_step_tokens=512)
+    with pytest.raises(RequestError, match=r"--max-step-tokens is 512; it must be at least 3167 for --batch 500"):
+        plan.config(None)

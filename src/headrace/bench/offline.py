@@ -104,9 +104,16 @@ class Plan:
         max_len = max(load.max_len for load in self.loads)
         max_len += max(((count + 1) * _verify_steps(load) for count in self.verify for load in self.loads), default=0)
         batch = max(load.batch for load in self.loads)
+        max_seqs = batch + -(-batch * SPARE_TOKENS // max_len)
+        if max_seqs > self.max_step_tokens:
+            raise RequestError(
+                f"--max-step-tokens is {self.max_step_tokens}; it must be at least {max_seqs} for --batch {batch}, "
+                "with what makes sure that all of it runs at once",
+                "max-step-tokens",
+            )
         return EngineConfig(
             max_len=max_len,
-            max_seqs=batch + -(-batch * SPARE_TOKENS // max_len),
+            max_seqs=max_seqs,
             max_step_tokens=self.max_step_tokens,
             max_kv_bytes=MAX_KV_BYTES,  # which stands for all that these loads can use
             threads=threads,
