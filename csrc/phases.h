@@ -188,7 +188,8 @@ struct Linear {
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;
     int num_tiles() const;
-    // The weights that `thread` begins with; not all, what it may fetch while it waits.
+    // The weights that `thread` begins with, where its share is tiles, not rows; not all, what it may fetch while it
+    // waits.
     std::span<const std::byte> first_weights(int thread) const;
 };
 

@@ -102,7 +102,7 @@ private:
     int head_rows() const;
     void bind(const Batch& batch, const RowResults& results);
     int open();
-    // The weights that `thread` will read first after the present phase.
+    // The weights that `thread` will read first after the present phase, where its rows are few (linear.cpp).
     std::span<const std::byte> ahead(int thread) const;
     void lap();
 

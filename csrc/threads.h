@@ -60,7 +60,8 @@ private:
 // What a run does. `open` is called by one thread before each phase, with all earlier tiles done and visible: it says
 // how many tiles the next phase has, or kEnd. `tile` is then called once for each, on any thread. `ahead`, which may be
 // null, is called after `open`: what a thread that is done with the phase may fetch while it waits for the others.
-// `meanwhile`, which may be null, is called once by the thread that runs the job, while the others compute.
+// `meanwhile`, which may be null, is called once by the thread that runs the job, while the others compute; it must not
+// use the pool. Nothing of all this may throw.
 struct Job {
     static constexpr int kEnd = -1;
 
