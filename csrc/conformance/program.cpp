@@ -230,7 +230,10 @@ void run_step(Program& program, const Step& step, bool draws, Output& output) {
     const std::size_t rows = arrays.row_tokens.size(), top = rows * (draws ? kTop : 0);
     Array<std::int32_t> tokens(rows), top_ids(top);
     Array<float> logprobs(rows), top_logprobs(top);
-    program.run(batch, {tokens.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), draws ? kTop : 0});
+    int num_calls = 0;
+    program.run(batch, {tokens.data(), logprobs.data(), top_ids.data(), top_logprobs.data(), draws ? kTop : 0},
+                [&] { ++num_calls; });
+    if (num_calls != 1) throw std::runtime_error("meanwhile was called " + std::to_string(num_calls) + " times");
     output.add(tokens.all());
     output.add(logprobs.all());
     output.add(top_ids.all());
