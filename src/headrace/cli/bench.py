@@ -31,8 +31,8 @@ decode_bytes_per_s     bytes that these steps must read, per second: each matrix
 decode_flops_per_s     the operations of these steps, counted as for prefill, the head for every token
 read_bandwidth         bytes per second that the same threads read from memory, measured before every repeat
 roof_share_decode      decode_bytes_per_s by read_bandwidth; above 1 where weights stay in the cache
-host_share             the part of a decode step that is spent outside the core's native call: what is done beside
-                       its kernels, as planning the next step is, does not prolong it
+host_share             the part of a decode step that is spent outside the core's native call; planning the next step
+                       beside the kernels is not in it, though it keeps one thread from them meanwhile
 attention_bytes_per_s  bytes of keys and values by the time of the attention phases
 phase_shares           the part of a decode step that each kind of phase has
 verify_cost            by --verify: a step that feeds K tokens of one sequence, with logits for each, in steps of one
