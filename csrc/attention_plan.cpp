@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "threads.h"
+
 namespace headrace {
 namespace {
 
@@ -24,6 +26,11 @@ bool share_segment(const Batch& batch, int a, int b, int segment) {
         if (!std::equal(of_a, of_a + kSegmentBlocks, of_b)) return false;
     }
     return true;
+}
+
+Ints item_blocks(const Batch& batch, const AttentionItem& item, int group) {
+    const int first = batch.block_offsets[group][item.slice] + item.first_segment * kSegmentBlocks;
+    return batch.blocks[group].subspan(first, item.num_blocks);
 }
 
 // In tokens of context: reading one costs as much as the products with it of about 4 query tokens.
@@ -74,6 +81,24 @@ void AttentionPlan::make(const Batch& batch, int num_threads, int num_kv_heads) 
     double work = 0.0;
     for (std::size_t i = first_split; i < items.size(); ++i) work += work_of(items[i]);
     add_claims(first_split, work * num_kv_heads / (kClaimsPerThread * num_threads));
+}
+
+void AttentionPlan::list_blocks_read(const Batch& batch, int group, int num_threads, std::size_t most) {
+    auto& [blocks, begins] = blocks_read[group];
+    blocks.clear();
+    begins.assign(1, 0);
+    for (int thread = 0; thread < num_threads; ++thread) {
+        const int num_claims = int(claims.size()), claim_end = share_begin(num_claims, thread + 1, num_threads);
+        for (int claim = share_begin(num_claims, thread, num_threads); claim < claim_end; ++claim) {
+            for (int i = claims[claim].first_item; i < claims[claim].end_item; ++i) {
+                if (!items[i].is_split) continue;
+                const auto read = item_blocks(batch, items[i], group);
+                const std::size_t room = begins.back() + most - blocks.size();
+                blocks.insert(blocks.end(), read.begin(), read.begin() + std::min(read.size(), room));
+            }
+        }
+        begins.push_back(int(blocks.size()));
+    }
 }
 
 // Short slices, as long as there are states for the segments that their tokens see.

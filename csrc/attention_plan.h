@@ -1,7 +1,9 @@
 // How the attention of a step is cut for the threads: the same for all its layers.
 #pragma once
 
+#include <array>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "batch.h"
@@ -54,10 +56,19 @@ struct AttentionPlan {
     std::vector<int> tokens;  // of the items: indices of the step's tokens
     // [T]: where the states of a token's segments begin, in units of num_heads; -1: its item is not split
     std::vector<int> first_states;
+    // Blocks of a KV group that the threads' own claims read, in their order, thread by thread: the first of them.
+    struct BlocksRead {
+        std::vector<std::int32_t> blocks;
+        std::vector<int> begins;  // [num_threads + 1]
+    };
+    std::array<BlocksRead, kMaxKvGroups> blocks_read;
 
     // Takes all the memory that make() needs.
     void reserve(const AttentionBounds& bounds);
     void make(const Batch& batch, int num_threads, int num_kv_heads);
+    // Fills blocks_read, after make(), with `most` blocks per thread at most. Without those of long slices: their tiles
+    // read them again and again, so that they come from a cache anyway.
+    void list_blocks_read(const Batch& batch, int group, int num_threads, std::size_t most);
 
 private:
     void choose_split_slices(const Batch& batch);

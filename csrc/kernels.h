@@ -28,7 +28,8 @@ inline constexpr float kContenderMargin = 3.0f;
 // all lie close together decide little, and would cost as much as all the head's products, on one thread.
 inline constexpr int kMaxContenders = 128;
 inline constexpr int kMarginHalvings = 6;
-inline constexpr int kMaxTop = 64;  // top-N logprobs of a row (types.MAX_LOGPROBS)
+inline constexpr int kMaxTop = 64;        // top-N logprobs of a row (types.MAX_LOGPROBS)
+inline constexpr std::size_t kLine = 64;  // of a cache
 inline constexpr std::size_t kAlign = 64;
 
 enum class Format : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1 };
@@ -67,6 +68,16 @@ struct Matrix {
 inline constexpr std::size_t kQ8GroupBytes = kGroup + 12;
 std::size_t act_row_bytes(Act act, int cols);  // formats.cpp
 
+// Cache lines [line, end_line) of the blocks `blocks`, of block_lines lines each: what a later phase reads.
+struct BlockLines {
+    const std::byte* base = nullptr;
+    std::size_t block_stride = 0;  // bytes
+    int block_lines = 1;
+    const std::int32_t* blocks = nullptr;
+    int line = 0;
+    int end_line = 0;
+};
+
 // out[m][o] = (add ? add[m][o] : 0) + sum_k w[o][k] * x[m][k] for the outputs o of tiles [tile_begin, tile_end) that
 // exist. The sum over k is complete before `add` joins, so that fusing a residual changes no bit; `add` may be `out`.
 struct Gemm {
@@ -80,6 +91,7 @@ struct Gemm {
     std::size_t out_stride = 0;  // floats
     const float* add = nullptr;
     std::size_t add_stride = 0;
+    BlockLines later = {};  // fetched beside the arithmetic of many rows
 };
 
 // The KV of one layer: where block b keeps the keys and values of head h, in the layouts that attend() streams.

@@ -1,8 +1,10 @@
 // Matrix products: a claim is some tiles of one weight times some rows.
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "phases.h"
+#include "threads.h"
 
 namespace headrace {
 namespace {
@@ -95,7 +97,7 @@ void sample(const Replay& replay, int vocab, int row, float* logits, std::byte* 
 TileCuts::TileCuts(int num_tiles, int num_threads) : num_threads_(num_threads) {
     const auto first_of = [&](int thread) {
         if (thread == num_threads) return num_tiles;
-        return int(std::int64_t(num_tiles) * thread / num_threads / kTilesAtOnce * kTilesAtOnce);
+        return share_begin(num_tiles, thread, num_threads) / kTilesAtOnce * kTilesAtOnce;
     };
     int longest = 0;
     for (int thread = 0; thread < num_threads; ++thread) {
@@ -120,6 +122,14 @@ int Linear::num_tiles() const {
     return count;
 }
 
+double Linear::work() const {
+    double work = 0.0;
+    for (const Product& product : products) {
+        work += double(product.weight->matrix().num_tiles()) * product.weight->matrix().num_groups();
+    }
+    return work;
+}
+
 std::span<const std::byte> Linear::first_weights(int thread) const {
     int tile = cuts.first_of(thread);
     for (const Product& product : products) {
@@ -134,14 +144,40 @@ std::size_t Linear::max_tiles(const Bounds& bounds) const { return num_claims(cu
 
 int Linear::tiles(const Replay& replay) const { return num_claims(cuts, replay.num_rows(kind)); }
 
+// A claim's part, in proportion to its tiles, of what is fetched for the thread whose own it is.
+BlockLines Linear::later_of(const Replay& replay, int claim) const {
+    if (!later || replay.attention.blocks_read[later->group].blocks.empty()) return {};
+    const auto& [blocks, begins] = replay.attention.blocks_read[later->group];
+    const int num_claims = tiles(replay), num_threads = replay.num_threads;
+    int thread = 0;
+    while (share_begin(num_claims, thread + 1, num_threads) <= claim) ++thread;
+
+    const auto tiles_before = [&](int it) {
+        return double(it / cuts.num_ranges()) * num_tiles() + cuts.begin(it % cuts.num_ranges());
+    };
+    const double first = tiles_before(share_begin(num_claims, thread, num_threads));
+    const double count = tiles_before(share_begin(num_claims, thread + 1, num_threads)) - first;
+    if (count == 0.0) return {};
+    const int block_lines = int(later->cache->layer_block_nbytes() / kLine);
+    const int begin = begins[thread] * block_lines, num_lines = begins[thread + 1] * block_lines - begin;
+    const auto line = [&](int it) {
+        const double part = (tiles_before(it) - first) / count;
+        return begin + int(num_lines * std::lerp(later->begin, later->end, part));
+    };
+    const KvLayer kv = later->cache->layer(later->layer);
+    return {kv.base, kv.block_stride, block_lines, blocks.data(), line(claim), line(claim + 1)};
+}
+
 void Linear::run(const Replay& replay, int claim, int) const {
     Rectangle part = rectangle(cuts, replay.num_rows(kind), claim);
+    BlockLines later = later_of(replay, claim);
     for (const Product& product : products) {
         const Matrix& w = product.weight->matrix();
         if (part.tile < w.num_tiles()) {
             Gemm gemm = product_of(replay, w, 0);
             gemm.out = product.out.row(replay, 0);
             gemm.out_stride = product.out.width;
+            gemm.later = std::exchange(later, {});
             if (add.has_value() && &product == products.data()) {
                 gemm.add = add->row(replay, 0);
                 gemm.add_stride = add->width;

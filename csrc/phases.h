@@ -18,7 +18,11 @@ namespace headrace {
 
 enum class RowKind : std::uint8_t { tokens, logits };  // rows of the T tokens fed, or of the R that get logits
 inline constexpr int kNumActs = 3;                     // values of Act
-inline constexpr std::size_t kHeadBytes = 16u << 20;   // logits that exist at once: half of a common 32 MiB L3
+// Of a common L3 of 32 MiB: the logits that exist at once, and the keys and values that are fetched for an attention.
+inline constexpr std::size_t kHeadBytes = 16u << 20;
+inline constexpr std::size_t kLaterBytes = 16u << 20;
+// So many rows wait for their weights; memory has no time for anything beside them.
+inline constexpr int kFewRows = 8;
 
 inline int max_rows(const Bounds& bounds, RowKind kind) {
     return kind == RowKind::tokens ? bounds.max_tokens : bounds.max_rows;
@@ -181,13 +185,23 @@ struct Linear {
     RowKind kind;
     std::vector<Product> products;
     std::optional<Buffer> add;  // joins the first product's sum
-    TileCuts cuts;              // of the weights' tiles, one weight's after the other's
+    // The keys and values that the attention after this phase reads, from `begin` to `end` of each thread's share:
+    // memory has time for them beside the products of many rows.
+    struct Later {
+        std::shared_ptr<const KvCache> cache;
+        int group, layer;
+        double begin, end;
+    };
+    std::optional<Later> later;
+    TileCuts cuts;  // of the weights' tiles, one weight's after the other's
 
     std::size_t max_tiles(const Bounds& bounds) const;
     int rounds(const Replay&) const { return 1; }
     int tiles(const Replay& replay) const;
     void run(const Replay& replay, int tile, int thread) const;
     int num_tiles() const;
+    double work() const;  // of a row, in products of a tile and a group of inputs
+    BlockLines later_of(const Replay& replay, int claim) const;
     // The weights that `thread` begins with, where its share is tiles, not rows; not all, what it may fetch while it
     // waits.
     std::span<const std::byte> first_weights(int thread) const;

@@ -133,6 +133,7 @@ void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size
     append_phase(
         Attention{result, buffer(q, width, kind), site.cache, site.group, site.layer, site.num_heads, site.scale});
     append(kind, Merge{result, site.num_heads});
+    fetch_beside_products();
 
     num_kv_heads_ = bounds_.num_groups == 0 ? cache.num_kv_heads() : std::min(num_kv_heads_, cache.num_kv_heads());
     num_heads_ = std::max(num_heads_, site.num_heads);
@@ -142,6 +143,27 @@ void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size
     caches_.resize(std::max(caches_.size(), std::size_t(site.group) + 1));
     require(caches_[site.group] == nullptr || caches_[site.group] == site.cache, "a KV group has one cache");
     caches_[site.group] = site.cache;
+}
+
+// The products between the last attention and the one before fetch what the last one reads, each as much as it works.
+void Program::fetch_beside_products() {
+    auto phase = phases_.rbegin();
+    while (!std::holds_alternative<Attention>(*phase)) ++phase;
+    const Attention& attention = std::get<Attention>(*phase);
+    std::vector<Linear*> linears;
+    double work = 0.0;
+    for (++phase; phase != phases_.rend() && !std::holds_alternative<Attention>(*phase); ++phase) {
+        if (auto* linear = std::get_if<Linear>(&*phase)) {
+            linears.push_back(linear);
+            work += linear->work();
+        }
+    }
+    double end = 1.0;
+    for (Linear* linear : linears) {
+        const double begin = end - linear->work() / work;
+        linear->later = Linear::Later{attention.cache, attention.group, attention.layer, std::max(begin, 0.0), end};
+        end = begin;
+    }
 }
 
 void Program::silu_mul(Place out, std::size_t gate, std::size_t up, int width, RowKind kind) {
@@ -195,7 +217,10 @@ Program::Sizes Program::sizes() const {
 std::size_t Program::scratch_nbytes() const {
     const Sizes it = sizes();
     const std::size_t of_thread = 2 * it.thread_states + it.thread_acc + it.sample;
-    const std::size_t planning = AttentionBounds(bounds_).nbytes() + 2 * bounds_.max_tokens * sizeof(int);
+    std::size_t planning = AttentionBounds(bounds_).nbytes() + 2 * bounds_.max_tokens * sizeof(int);
+    for (int group = 0; group < bounds_.num_groups; ++group) {
+        planning += ((later_blocks(group) + 1) * pool_->num_threads() + 1) * sizeof(int);
+    }
     return it.acts[0] + it.acts[1] + it.acts[2] + it.rotary + 2 * it.split_states + it.split_acc + it.logits +
            pool_->num_threads() * of_thread + align(planning);
 }
@@ -234,6 +259,10 @@ void Program::allocate() {
     replay_.sample_scratch = take(rest, pool_->num_threads() * it.sample);
     replay_.sample_scratch_bytes = it.sample;
     replay_.attention.reserve(AttentionBounds(bounds_));
+    for (int group = 0; group < bounds_.num_groups; ++group) {
+        replay_.attention.blocks_read[group].blocks.reserve(later_blocks(group) * pool_->num_threads());
+        replay_.attention.blocks_read[group].begins.reserve(pool_->num_threads() + 1);
+    }
     replay_.positions.reserve(bounds_.max_tokens);
     replay_.token_slices.reserve(bounds_.max_tokens);
 }
@@ -275,6 +304,16 @@ void Program::bind(const Batch& batch, const RowResults& results) {
         }
     }
     replay_.attention.make(batch, replay_.num_threads, num_kv_heads_);
+    for (int group = 0; group < bounds_.num_groups; ++group) {
+        const std::size_t most = batch.num_tokens() > kFewRows ? later_blocks(group) : 0;
+        replay_.attention.list_blocks_read(batch, group, replay_.num_threads, most);
+    }
+}
+
+// Of one thread.
+std::size_t Program::later_blocks(int group) const {
+    if (caches_[group] == nullptr) return 0;
+    return kLaterBytes / caches_[group]->layer_block_nbytes() / pool_->num_threads();
 }
 
 // What passed since the last phase was opened belongs to that phase: all its tiles are done.

@@ -95,12 +95,14 @@ private:
     void append(RowKind kind, RowOp op);
     void append_phase(Phase phase) { phases_.push_back(std::move(phase)); }
     void leave_unstored(Unstored rows);
+    void fetch_beside_products();
     Input input(Place x, int width, RowKind kind);
     void quantize(const Input& x, const std::vector<WeightRef>& weights, RowKind kind, std::optional<int> rest_row);
     void check_recording() const;
     Sizes sizes() const;
     int head_rows() const;
     void bind(const Batch& batch, const RowResults& results);
+    std::size_t later_blocks(int group) const;
     int open();
     // The weights that `thread` will read first after the present phase, where its rows are few (linear.cpp).
     std::span<const std::byte> ahead(int thread) const;

@@ -72,6 +72,11 @@ struct Job {
     void (*meanwhile)(void* self) = nullptr;
 };
 
+// The first of `count` tiles that are `thread`'s own.
+inline int share_begin(int count, int thread, int num_threads) {
+    return int(std::int64_t(count) * thread / num_threads);
+}
+
 class ThreadPool {
 public:
     static constexpr int kMaxThreads = 1024;
@@ -193,8 +198,8 @@ private:
             share.ahead.store(ahead.data(), std::memory_order_relaxed);
             share.ahead_bytes.store(ahead.size(), std::memory_order_relaxed);
         }
-        const auto first = [&](int i) { return int(std::int64_t(count) * i / num_threads_); };
-        share.tiles.store(Tiles::of(phase, first(thread), first(thread + 1)).word, std::memory_order_release);
+        const int begin = share_begin(count, thread, num_threads_), end = share_begin(count, thread + 1, num_threads_);
+        share.tiles.store(Tiles::of(phase, begin, end).word, std::memory_order_release);
     }
 
     void publish(Phase phase) {

@@ -67,7 +67,7 @@ class KvCache {
 public:
     KvCache(KvType type, int num_layers, int num_kv_heads, int head_dim)
         : num_layers_(num_layers), layer_{type, num_kv_heads, head_dim, nullptr, 0} {
-        layer_.block_stride = num_layers * layer_bytes();
+        layer_.block_stride = num_layers * layer_block_nbytes();
     }
 
     int num_blocks() const { return num_blocks_; }
@@ -75,6 +75,7 @@ public:
     int num_kv_heads() const { return layer_.num_kv_heads; }
     int head_dim() const { return layer_.head_dim; }
     std::size_t block_nbytes() const { return layer_.block_stride; }
+    std::size_t layer_block_nbytes() const { return 2 * layer_.num_kv_heads * layer_.plane_bytes(); }
     std::size_t nbytes() const { return memory_.size(); }
 
     void allocate(int num_blocks) {
@@ -84,7 +85,7 @@ public:
 
     KvLayer layer(int index) const {
         KvLayer layer = layer_;
-        layer.base = memory_.data() + index * layer_bytes();
+        layer.base = memory_.data() + index * layer_block_nbytes();
         return layer;
     }
 
@@ -99,8 +100,6 @@ public:
     }
 
 private:
-    std::size_t layer_bytes() const { return 2 * layer_.num_kv_heads * layer_.plane_bytes(); }  // of one block
-
     int num_layers_;
     KvLayer layer_;
     int num_blocks_ = 0;

@@ -243,6 +243,7 @@ inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_outer(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 inline void prefetch_passing(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_NTA); }
 // Not __builtin_prefetch(p, 1): without -mprfchw that only reads.
 inline void prefetch_to_write(float* p) { asm volatile("prefetchw %0" : : "m"(*p)); }

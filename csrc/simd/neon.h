@@ -297,5 +297,6 @@ inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_outer(const void* p) { __builtin_prefetch(p, 0, 2); }
 inline void prefetch_passing(const void* p) { __builtin_prefetch(p, 0, 0); }
 inline void prefetch_to_write(float* p) { __builtin_prefetch(p, 1); }

@@ -287,4 +287,5 @@ inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
 
 inline void prefetch(const void*) {}
 inline void prefetch_passing(const void*) {}  // what nothing reads again before the caches have forgotten it
+inline void prefetch_outer(const void*) {}    // not into the innermost cache
 inline void prefetch_to_write(float*) {}      // without a copy of it that other cores keep
