@@ -11,7 +11,7 @@ import pytest
 from test_batch import plan_of, request
 
 from headrace.ops import U32, Batch, RowResults, RowScores
-from headrace.run.executor import LocalExecutor
+from headrace.run.executor import MAX_FORESEEN, LocalExecutor
 from headrace.types import FAILED_TOKEN, StepResult, TokenLogprobs
 
 
@@ -144,6 +144,15 @@ def test_a_plan_that_is_foreseen_is_made_ready_while_the_step_before_it_runs() -
     executor.run(foreseen, foresee=lambda: None)
     assert backend.batches[1] is ready
     assert ready.tokens.tolist() == [60] and ready.sampling.positions.tolist() == [7]
+
+
+def test_beside_a_step_of_many_sequences_nothing_is_foreseen() -> None:
+    asked: list[int] = []
+    for count in (MAX_FORESEEN, MAX_FORESEEN + 1):
+        backend = FixedBackend([60] * count)
+        plan = plan_of(*[verify([]) for _ in range(count)])
+        LocalExecutor(backend, lambda: 0).run(plan, foresee=lambda count=count: asked.append(count))
+    assert asked == [MAX_FORESEEN]
 
 
 def test_a_step_without_slices_gives_nothing() -> None:

@@ -15,6 +15,9 @@ from headrace.ops import U32, Backend, RowResults, RowScores
 from headrace.run.batch import Packer
 from headrace.types import InvariantError, StepPlan, StepResult, TokenLogprobs
 
+# Slices of a step beside which the next one is made ready. It waits for the interpreter, which a server needs at that
+# moment for what the last step drew; the more there is to tell, the longer the kernels would lack this thread.
+MAX_FORESEEN = 4
 Foresee = Callable[[], StepPlan | None]  # the next plan, as far as it can be told; see Scheduler.foresee
 
 
@@ -22,7 +25,7 @@ class Executor(Protocol):
     """Runs plans, each complete in itself. `masks`: see Backend.run."""
 
     def run(self, plan: StepPlan, masks: U32 | None = None, foresee: Foresee | None = None) -> StepResult:
-        """`foresee` is called while the step runs, and the plan that it gives made ready."""
+        """`foresee` may be called while the step runs, and the plan that it gives be made ready."""
 
 
 class LocalExecutor:
@@ -35,7 +38,9 @@ class LocalExecutor:
 
     def run(self, plan: StepPlan, masks: U32 | None = None, foresee: Foresee | None = None) -> StepResult:
         began = self._clock()
-        meanwhile = None if foresee is None else partial(self._make_ready, foresee)
+        meanwhile = None
+        if foresee is not None and plan.num_slices <= MAX_FORESEEN:
+            meanwhile = partial(self._make_ready, foresee)
         rows = self._backend.run(self._packer.pack(plan), masks, meanwhile)
         return _result(plan, rows, self._clock() - began)
 
