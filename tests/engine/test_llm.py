@@ -111,7 +111,8 @@ def test_end_tokens_end_an_answer_unless_they_are_ignored(llm: LLM) -> None:
 
 
 def test_one_seed_gives_one_answer_and_no_seed_gives_many(llm: LLM) -> None:
-    params = SamplingParams(temperature=1.5, max_tokens=12, seed=5, ignore_eos=True)
+    # The tiny model is so sure of itself that at ordinary temperatures two answers are alike now and then.
+    params = SamplingParams(temperature=8.0, max_tokens=12, seed=5, ignore_eos=True)
     seeded = llm.generate(["the"] * 3, params)
     assert len({one.tokens for one in seeded}) == 1
     unseeded = llm.generate(["the"] * 3, replace(params, seed=None))
