@@ -74,6 +74,7 @@ void AttentionPlan::make(const Batch& batch, int num_threads, int num_kv_heads) 
     };
     while (query_tile > kMinQueryTile && has_few_tiles()) query_tile /= 2;
     add_tiles(batch, query_tile);
+    order_tiles(num_threads);
     add_claims(0, 0.0);
 
     const std::size_t first_split = items.size();
@@ -184,8 +185,13 @@ void AttentionPlan::add_tiles(const Batch& batch, int query_tile) {
             for (int i = 0; i < count; ++i) tokens.push_back(token + i);
         }
     }
-    // The last tiles of a long prompt see the most context: they go first, so that none is left over at the end.
-    std::reverse(items.begin(), items.end());
+}
+
+// A thread's share is of the rows that are its own in the phases before and after. Within it the last tiles of a
+// prompt, which see the most context, go first, so that none is left over at the end.
+void AttentionPlan::order_tiles(int num_threads) {
+    const auto share = [&](int thread) { return items.begin() + share_begin(int(items.size()), thread, num_threads); };
+    for (int thread = 0; thread < num_threads; ++thread) std::reverse(share(thread), share(thread + 1));
 }
 
 // Claims of one item each, or of as many as come to `most_work`.

@@ -75,6 +75,7 @@ private:
     void add_split_items(const Batch& batch);
     void add_split_item(const Batch& batch, int begin, int end, int segment);
     void add_tiles(const Batch& batch, int query_tile);
+    void order_tiles(int num_threads);
     void add_claims(std::size_t first_item, double most_work);
     int num_tiles(const Batch& batch, int query_tile) const;
 
