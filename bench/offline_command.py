@@ -15,7 +15,7 @@ TIMEOUT_S = 1800.0
 
 
 def run_offline(engine: Engine, run: Offline, threads: int, repeats: int) -> Mapping[str, float]:
-    """The figures of one row, and two that follow from them."""
+    """The figures of one row, and the output speed that follows from them."""
     (row,) = offline_rows(engine, [*run.arguments, "--threads", str(threads), "--repeats", str(repeats)])
     return with_derived(run, row)
 
@@ -46,8 +46,7 @@ def flat(figures: Mapping[str, object]) -> dict[str, float]:
 
 
 def with_derived(run: Offline, figures: Mapping[str, float]) -> dict[str, float]:
-    attention_share = figures["attention_bytes_per_s"] / figures["read_bandwidth"]
-    return {**figures, "output_tokens_per_s": output_speed(run, figures), "roof_share_attention": attention_share}
+    return {**figures, "output_tokens_per_s": output_speed(run, figures)}
 
 
 def output_speed(run: Offline, figures: Mapping[str, float]) -> float:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from headrace.backend.cpu import CpuBackend
 from headrace.bench import offline
 from headrace.bench.offline import Load, Plan, Row, measure
 from headrace.types import RequestError
@@ -36,9 +38,20 @@ def test_figures_agree_with_each_other(rows: list[Row]) -> None:
     for row in rows:
         figures = asdict(row)
         assert all(value > 0 for value in figures.values() if isinstance(value, int | float))
-        assert row.roof_share_decode == pytest.approx(row.decode_bytes_per_s / row.read_bandwidth)
         assert 0 < row.host_share < 1 and sum(row.phase_shares.values()) + row.host_share < 1.05
         assert set(row.verify_cost) == {"2"}
+
+
+def test_the_roof_is_what_memory_gave_right_before_and_right_after_the_decode_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama_gguf(tmp_path / "tiny.gguf")
+    speeds = itertools.cycle([1e9, 3e9])
+    monkeypatch.setattr(CpuBackend, "read_bandwidth", lambda *_: [next(speeds)])
+    (row,) = measure(Plan(tmp_path / "tiny.gguf", [Load(1, 16, 8)], [1], [], repeats=3), lambda loaded: None)
+    assert row.read_bandwidth == 2e9
+    assert row.roof_share_decode == pytest.approx(row.decode_bytes_per_s / 2e9)
+    assert row.roof_share_attention == pytest.approx(row.attention_bytes_per_s / 2e9)
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 4), (1, 0, 4), (1, 1, 3)])

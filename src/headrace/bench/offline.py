@@ -63,6 +63,7 @@ class Row:
     decode_flops_per_s: float
     read_bandwidth: float
     roof_share_decode: float
+    roof_share_attention: float
     host_share: float
     attention_bytes_per_s: float
     phase_shares: dict[str, float]
@@ -78,7 +79,7 @@ class _Repeat:
     prefill: list[Step]
     decode: list[Step]  # the steady ones
     verify_cost: dict[str, float]
-    roof: list[float]
+    roof: list[float]  # the read bandwidth right before and right after the decode steps: it may change in between
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +144,14 @@ def _warm_up(loaded: Loaded, wanted: Load) -> None:
 
 def _repeat(loaded: Loaded, wanted: Load, verify: Sequence[int], number: int) -> _Repeat:
     """Prompts from nothing to their first token; then, from the prefix cache, again and on to the end."""
-    roof = cpu_backend(loaded).read_bandwidth(ROOF_BYTES, ROOF_PASSES)
     driver, vocab_size = Driver.of(loaded), loaded.files.spec.vocab_size
     prompts = random_prompts(vocab_size, wanted.batch, wanted.prompt_tokens, f"{wanted} {number}")
     prefill = driver.run(prompts, max_tokens=1)
+    roof = cpu_backend(loaded).read_bandwidth(ROOF_BYTES, ROOF_PASSES)
     decode = [step for step in driver.run(prompts, max_tokens=wanted.output_tokens + 1) if step.is_steady]
     if not decode:
         raise CapacityError(f"{wanted.batch} sequences never decoded all at once: raise --output-tokens")
+    roof += cpu_backend(loaded).read_bandwidth(ROOF_BYTES, ROOF_PASSES)
     costs = {str(count): _verify_cost(loaded, wanted, count, number) for count in verify}
     return _Repeat(prefill, decode, costs, roof)
 
@@ -181,9 +183,10 @@ def _row(loaded: Loaded, wanted: Load, threads: int, repeats: Sequence[_Repeat])
         attended = sum(step.num_attended for step in it.decode)
         return work.decode_flops(wanted.batch * len(it.decode), attended) / _seconds(it.decode)
 
+    def attention_bytes_per_s(it: _Repeat) -> float:
+        return work.kv_bytes(sum(step.num_attended for step in it.decode)) / _core_seconds(it.decode, "attention")
+
     linear_flops = wanted.batch * work.linear_flops(wanted.prompt_tokens, 1)
-    roof = statistics.median(speed for it in repeats for speed in it.roof)
-    speed = median(bytes_per_s)
     kinds = ("rows", "linear", "attention", "head")
     return Row(
         **dataclasses.asdict(wanted),
@@ -195,16 +198,13 @@ def _row(loaded: Loaded, wanted: Load, threads: int, repeats: Sequence[_Repeat])
         gemm_flops_per_s=median(lambda it: linear_flops / _core_seconds(it.prefill, "linear")),
         decode_tokens_per_s=median(lambda it: wanted.batch * len(it.decode) / _seconds(it.decode)),
         decode_step_ms=1e3 * median(lambda it: statistics.median(step.seconds for step in it.decode)),
-        decode_bytes_per_s=speed,
+        decode_bytes_per_s=median(bytes_per_s),
         decode_flops_per_s=median(flops_per_s),
-        read_bandwidth=roof,
-        roof_share_decode=speed / roof,
+        read_bandwidth=statistics.median(speed for it in repeats for speed in it.roof),
+        roof_share_decode=median(lambda it: bytes_per_s(it) / statistics.median(it.roof)),
+        roof_share_attention=median(lambda it: attention_bytes_per_s(it) / statistics.median(it.roof)),
         host_share=median(lambda it: 1 - _share(it.decode, "total")),
-        attention_bytes_per_s=median(
-            lambda it: (
-                work.kv_bytes(sum(step.num_attended for step in it.decode)) / _core_seconds(it.decode, "attention")
-            )
-        ),
+        attention_bytes_per_s=median(attention_bytes_per_s),
         phase_shares={kind: statistics.median(_share(it.decode, kind) for it in repeats) for kind in kinds},
         verify_cost={
             count: statistics.median(it.verify_cost[count] for it in repeats) for count in repeats[0].verify_cost

@@ -29,8 +29,9 @@ decode_step_ms         the median of these steps
 decode_bytes_per_s     bytes that these steps must read, per second: each matrix once (packed as it lies in memory; of
                        the embedding the rows alone), keys and values of all tokens attended to
 decode_flops_per_s     the operations of these steps, counted as for prefill, the head for every token
-read_bandwidth         bytes per second that the same threads read from memory, measured before every repeat
-roof_share_decode      decode_bytes_per_s by read_bandwidth; above 1 where weights stay in the cache
+read_bandwidth         bytes per second that the same threads read from memory, right before and after these steps
+roof_share_decode      decode_bytes_per_s by the read_bandwidth of the same repeat; above 1 where weights stay cached
+roof_share_attention   the same of attention_bytes_per_s
 host_share             the part of a decode step that is spent outside the core's native call; planning the next step
                        beside the kernels is not in it, though it keeps one thread from them meanwhile
 attention_bytes_per_s  bytes of keys and values by the time of the attention phases
