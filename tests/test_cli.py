@@ -188,6 +188,7 @@ def test_serve_tells_what_it_loaded_answers_and_ends_on_sigterm(tiny_gguf: Path,
     told = log.read_text()
     for part in ("licence", "KV cache", "tokens a step", "fetch 0.0", "weights 0.", "curl http://127.0.0.1:"):
         assert part in told
+    assert "leaked" not in told  # the core says so at the very end of the process
 
 
 def wait_for_url(log: Path, server: subprocess.Popen[bytes]) -> str:
@@ -197,6 +198,14 @@ def wait_for_url(log: Path, server: subprocess.Popen[bytes]) -> str:
             return found[1]
         time.sleep(0.05)
     raise AssertionError(log.read_text())
+
+
+def test_a_flag_that_a_command_lacks_is_told_with_that_commands_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run("serve", "--foo")
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: headrace serve") and "unrecognized arguments: --foo" in error
 
 
 def test_a_reader_that_leaves_early_is_no_error(tiny_gguf: Path) -> None:

@@ -34,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     gc.disable()  # what a command imports and loads it keeps: looking for garbage in it would be a tenth of the start
     try:
-        options = _parser(given).parse_args(given)
+        options, unknown = _parser(given).parse_known_args(given)
+        if unknown:
+            options.command.error(f"unrecognized arguments: {' '.join(unknown)}")
         run: Callable[[argparse.Namespace], int] = options.run
         return run(options)
     except HeadraceError as error:
@@ -56,6 +58,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (place, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary)
+        command.set_defaults(command=command)  # whose usage a mistake is told with
         if name in given:
             module, _, function = place.partition(".")
             getattr(importlib.import_module(f"{__name__}.{module}"), function)(command)

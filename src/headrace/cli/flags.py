@@ -53,7 +53,7 @@ def engine_flags(parser: argparse.ArgumentParser) -> None:
     add("--max-step-tokens", type=int, default=steps, metavar="N", help=f"tokens computed in one step ({steps})")
     chunk_help = f"of them of prompts, while others get their answers ({default.max_chunk_tokens})"
     add("--max-chunk-tokens", type=int, default=default.max_chunk_tokens, metavar="N", help=chunk_help)
-    kv_help = "size of the KV cache, as 512M or 2G (half of the free memory, at most 2G)"
+    kv_help = "what the KV cache may take at most, as 512M or 2G (half of the free memory, at most 2G)"
     add("--max-kv-bytes", type=parse_size, metavar="SIZE", help=kv_help)
     add("--threads", type=int, metavar="N", help=THREADS_HELP)
     isa_flag(parser)

@@ -77,8 +77,11 @@ def run_serve(options: argparse.Namespace) -> int:
             _print_start([("fetch", fetched), *loaded.stages], time.perf_counter() - began)
             _print_ready(url, loaded, names[0], has_key=api_key is not None)
 
-        with contextlib.closing(loaded):
-            serve(app, admission, sock, on_ready)
+        try:
+            with contextlib.closing(loaded):
+                serve(app, admission, sock, on_ready)
+        finally:
+            gc.unfreeze()  # or the interpreter's last collection leaves it all, and the core reports leaks
     return 0
 
 
