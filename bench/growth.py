@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from bench.checked_flags import positive
+from bench.checked_flags import positive, positive_number
 from bench.client import LoadError
 from bench.engines import DEFAULT_FORMAT, DEFAULT_SHAPE, OURS, Engine, PeersError, read_engines
 from bench.offline_command import offline_rows
@@ -50,7 +50,7 @@ SERIES: Mapping[str, Series] = MappingProxyType(
             "tokens/s against batch, 128 tokens of context",
             "sequences",
             "batch",
-            ("--batch", *_powers(1, 64), "--prompt-tokens", "128", "--output-tokens", "32"),
+            ("--batch", *_powers(1, 64), "--prompt-tokens", "128", "--output-tokens", "64"),
         ),
         "context": Series(
             "tokens/s against context, one sequence",
@@ -67,6 +67,7 @@ SERIES: Mapping[str, Series] = MappingProxyType(
     }
 )
 SIZE_FLAGS = ("--prompt-tokens", "512", "--output-tokens", "32")
+SIZE_TITLE = "tokens/s against model size, 512 tokens of context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class Point:
     def step_ms(self) -> float:
         """The mean of decode steps, as the speeds are."""
         return 1e3 * self.figures["batch"] / self.figures["decode_tokens_per_s"]
+
+    @property
+    def step_mb(self) -> int:
+        """Megabytes that a decode step streams."""
+        return round(self.step_ms * self.figures["decode_bytes_per_s"] / 1e9)
 
     @property
     def bytes_ms(self) -> float:
@@ -117,9 +123,13 @@ def growth_table(x_name: str, points: Sequence[Point]) -> str:
     return table([x_name, *decode, "prefill tok/s", "roof", "of roof"], [point.cells() for point in points])
 
 
-def growth_chart(series: Series, points: Sequence[Point]) -> str:
+def figure_of(key: str) -> Callable[[Point], float]:
+    return lambda point: point.figures[key]
+
+
+def growth_chart(title: str, x_name: str, x: Callable[[Point], float], points: Sequence[Point]) -> str:
     def curve(y: Callable[[Point], float]) -> list[tuple[float, float]]:
-        return [(point.figures[series.key], y(point)) for point in points]
+        return sorted((x(point), y(point)) for point in points)
 
     lines = [
         Line("prefill", curve(lambda point: point.figures["prefill_tokens_per_s"])),
@@ -127,7 +137,7 @@ def growth_chart(series: Series, points: Sequence[Point]) -> str:
         Line("decode", curve(lambda point: point.figures["decode_tokens_per_s"]), color=1),
         Line("decode roof", curve(lambda point: point.decode_roof), color=1, is_roof=True),
     ]
-    return chart(series.title, series.x_name, "tokens/s", lines)
+    return chart(title, x_name, "tokens/s", lines)
 
 
 def points_of(
@@ -152,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=positive, default=3)
     parser.add_argument("--series", nargs="+", choices=[*SERIES, "size"], default=[*SERIES, "size"])
     parser.add_argument(
-        "--peak-ops", type=float, default=PEAK_OPS_PER_THREAD, help="8-bit operations per second and thread"
+        "--peak-ops", type=positive_number, default=PEAK_OPS_PER_THREAD, help="8-bit operations per second and thread"
     )
     options = parser.parse_args(arguments)
     try:
@@ -178,16 +188,19 @@ def measure_all(engines: Sequence[Engine], plain: Engine, options: argparse.Name
             flags = (*series.flags, *repeats, "--threads", *counts)
             found[name] = points_of(plain, flags, series.key, options.peak_ops)
             print(f"### {series.title}\n\n{growth_table(series.x_name, found[name])}\n", flush=True)
-            (RESULTS / f"growth-{name}.svg").write_text(growth_chart(series, found[name]), "utf-8")
+            drawn = growth_chart(series.title, series.x_name, figure_of(series.key), found[name])
+            (RESULTS / f"growth-{name}.svg").write_text(drawn, "utf-8")
     if "size" in options.series:
         flags = (*SIZE_FLAGS, *repeats, "--threads", threads[-1])
         found["size"] = [
-            point for e in engines for point in points_of(e, flags, "", options.peak_ops, is_model_named=True)
+            point
+            for e in engines
+            if not e.isa
+            for point in points_of(e, flags, "", options.peak_ops, is_model_named=True)
         ]
-        print(
-            f"### tokens/s against model size, 512 tokens of context\n\n{growth_table('model', found['size'])}\n",
-            flush=True,
-        )
+        print(f"### {SIZE_TITLE}\n\n{growth_table('model', found['size'])}\n", flush=True)
+        drawn = growth_chart(SIZE_TITLE, "MB a decode step streams", lambda point: point.step_mb, found["size"])
+        (RESULTS / "growth-size.svg").write_text(drawn, "utf-8")
     return found
 
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.goals import Offline
-from bench.growth import SERIES, Point, growth_chart, growth_table
+from bench.growth import Point, figure_of, growth_chart, growth_table
 from bench.offline_command import flat, output_speed
 from bench.plots import Axis, Line, chart
 
@@ -45,10 +45,18 @@ def test_the_table_has_each_speed_beside_its_roof() -> None:
 
 def test_the_plot_is_svg_with_measured_points_and_dashed_roofs() -> None:
     points = [Point(str(n), row(n, 150 * n, 2e10, 5e10 * n), peak_ops=2e12) for n in (1, 2, 4)]
-    picture = ElementTree.fromstring(growth_chart(SERIES["batch"], points))
+    picture = ElementTree.fromstring(growth_chart("t", "x", figure_of("batch"), points))
     lines = picture.findall(f"{SVG}polyline")
     assert len(lines) == 4 and sum("stroke-dasharray" in line.attrib for line in lines) == 2
     assert len(picture.findall(f"{SVG}circle")) == 2 * len(points)
+
+
+def test_models_are_drawn_by_what_a_step_streams_smallest_first() -> None:
+    points = [Point(name, row(1, speed, 2e10, 5e10), peak_ops=2e12) for name, speed in (("large", 20), ("small", 200))]
+    assert [point.step_mb for point in points] == [1000, 100]
+    picture = ElementTree.fromstring(growth_chart("t", "x", lambda point: point.step_mb, points))
+    xs = [float(dot.attrib["cx"]) for dot in picture.findall(f"{SVG}circle")]  # of prefill, then of decode
+    assert xs[0] < xs[1] and xs[2:] == xs[:2]
 
 
 def test_double_is_as_far_anywhere_on_an_axis() -> None:

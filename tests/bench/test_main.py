@@ -31,3 +31,11 @@ def test_growth_refuses_numbers_that_cannot_be(flag: str, capsys: pytest.Capture
         growth.main([flag, "0"])
     assert ended.value.code == 2
     assert "'0' is not a whole number of at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "fast"])
+def test_growth_refuses_a_peak_that_cannot_be(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        growth.main(["--peak-ops", text])
+    assert ended.value.code == 2
+    assert f"'{text}' is not a number above 0" in capsys.readouterr().err

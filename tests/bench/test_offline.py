@@ -70,3 +70,9 @@ def test_a_batch_that_no_step_has_room_for_is_refused_by_what_was_asked() -> Non
     plan = Plan(Path("any"), [Load(500, 1, 4)], [], [], 1, max_step_tokens=512)
     with pytest.raises(RequestError, match=r"--max-step-tokens is 512; it must be at least 3167 for --batch 500"):
         plan.config(None)
+
+
+def test_a_batch_that_no_step_can_have_is_refused_as_too_large() -> None:
+    plan = Plan(Path("any"), [Load(1 << 20, 1, 4)], [], [], 1, max_step_tokens=1 << 16)
+    with pytest.raises(RequestError, match="--batch 1048576 is more than a step can have, 65536"):
+        plan.config(None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from headrace.backend.threads import default_num_threads
 from headrace.bench.steps import Driver, Step, cpu_backend, random_prompts
 from headrace.bench.work import Work
-from headrace.engine.config import MAX_KV_BYTES, EngineConfig
+from headrace.engine.config import MAX_KV_BYTES, MAX_STEP_TOKENS, EngineConfig
 from headrace.engine.load import Loaded, load
 from headrace.types import CapacityError, RequestError
 
@@ -106,6 +106,10 @@ class Plan:
         max_len += max(((count + 1) * _verify_steps(load) for count in self.verify for load in self.loads), default=0)
         batch = max(load.batch for load in self.loads)
         max_seqs = batch + -(-batch * SPARE_TOKENS // max_len)
+        if max_seqs > MAX_STEP_TOKENS:
+            raise RequestError(
+                f"--batch {batch} is more than a step can have, {MAX_STEP_TOKENS} with some room", "batch"
+            )
         if max_seqs > self.max_step_tokens:
             raise RequestError(
                 f"--max-step-tokens is {self.max_step_tokens}; it must be at least {max_seqs} for --batch {batch}, "
