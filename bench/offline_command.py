@@ -17,7 +17,7 @@ TIMEOUT_S = 1800.0
 def run_offline(engine: Engine, run: Offline, threads: int, repeats: int) -> Mapping[str, float]:
     """The figures of one row, and the output speed that follows from them."""
     (row,) = offline_rows(engine, [*run.arguments, "--threads", str(threads), "--repeats", str(repeats)])
-    return with_derived(run, row)
+    return {**row, "output_tokens_per_s": output_speed(run, row)}
 
 
 def offline_rows(engine: Engine, flags: Sequence[str]) -> list[dict[str, float]]:
@@ -43,10 +43,6 @@ def flat(figures: Mapping[str, object]) -> dict[str, float]:
         elif isinstance(value, dict):
             numbers |= {f"{key}.{inner}": number for inner, number in flat(value).items()}
     return numbers
-
-
-def with_derived(run: Offline, figures: Mapping[str, float]) -> dict[str, float]:
-    return {**figures, "output_tokens_per_s": output_speed(run, figures)}
 
 
 def output_speed(run: Offline, figures: Mapping[str, float]) -> float:

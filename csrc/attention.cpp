@@ -10,12 +10,6 @@ States at(const States& states, std::size_t state, int head_dim) {
     return {states.max + state, states.sum + state, states.acc + state * head_dim};
 }
 
-// Blocks from some segment of a slice on.
-struct BlockRun {
-    const std::int32_t* blocks;
-    int count;
-};
-
 }  // namespace
 
 std::size_t Attention::max_tiles(const Bounds& bounds) const {
@@ -45,9 +39,7 @@ void Attention::run_item(const Replay& replay, const AttentionItem& item, const 
     const KvLayer kv = cache->layer(layer);
     const int heads_per_kv = num_heads / kv.num_kv_heads;
     const auto blocks_of = [&](const AttentionItem& it, int segment) {
-        const std::int32_t* table = &replay.batch->blocks[group][replay.batch->block_offsets[group][it.slice]];
-        const int skipped = (segment - it.first_segment) * kSegmentBlocks;
-        return BlockRun{table + segment * kSegmentBlocks, it.num_blocks - skipped};
+        return item_blocks(*replay.batch, it, group).subspan((segment - it.first_segment) * kSegmentBlocks);
     };
     const int* tokens = replay.attention.tokens.data() + item.first_token;
     const std::size_t head_offset = std::size_t(kv_head) * heads_per_kv * kv.head_dim;
@@ -64,20 +56,20 @@ void Attention::run_item(const Replay& replay, const AttentionItem& item, const 
             queries[t] = {q.row(replay, token) + head_offset, replay.positions[token], out_states.max, out_states.sum,
                           out_states.acc};
         }
-        BlockRun ahead{nullptr, 0};
+        Ints ahead;
         const bool is_last = i + 1 == item.num_segments;
         if (!is_last) {
             ahead = blocks_of(item, segment + 1);
         } else if (next.item != nullptr) {
             ahead = blocks_of(*next.item, next.item->first_segment);
         }
-        const BlockRun here = blocks_of(item, segment);
+        const Ints here = blocks_of(item, segment);
         replay.kernels->attend({
             .kv = &kv,
-            .blocks = here.blocks,
-            .num_blocks = here.count,
-            .next_blocks = ahead.blocks,
-            .num_next_blocks = ahead.count,
+            .blocks = here.data(),
+            .num_blocks = int(here.size()),
+            .next_blocks = ahead.data(),
+            .num_next_blocks = int(ahead.size()),
             .next_kv_head = is_last ? next.kv_head : kv_head,
             .kv_head = kv_head,
             .heads_per_kv = heads_per_kv,

@@ -28,11 +28,6 @@ bool share_segment(const Batch& batch, int a, int b, int segment) {
     return true;
 }
 
-Ints item_blocks(const Batch& batch, const AttentionItem& item, int group) {
-    const int first = batch.block_offsets[group][item.slice] + item.first_segment * kSegmentBlocks;
-    return batch.blocks[group].subspan(first, item.num_blocks);
-}
-
 // In tokens of context: reading one costs as much as the products with it of about 4 query tokens.
 double work_of(const AttentionItem& item) { return double(item.num_blocks) * kBlockTokens * (4 + item.num_tokens); }
 
@@ -88,6 +83,7 @@ void AttentionPlan::list_blocks_read(const Batch& batch, int group, int num_thre
     auto& [blocks, begins] = blocks_read[group];
     blocks.clear();
     begins.assign(1, 0);
+    if (most == 0) return;
     for (int thread = 0; thread < num_threads; ++thread) {
         const int num_claims = int(claims.size()), claim_end = share_begin(num_claims, thread + 1, num_threads);
         for (int claim = share_begin(num_claims, thread, num_threads); claim < claim_end; ++claim) {

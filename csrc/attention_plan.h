@@ -30,6 +30,12 @@ struct AttentionItem {
     bool is_split;   // merging the segments' states is left to a row operation
 };
 
+// The blocks of a KV group in which the item's slice keeps what its tokens see.
+inline Ints item_blocks(const Batch& batch, const AttentionItem& item, int group) {
+    const int first = batch.block_offsets[group][item.slice] + item.first_segment * kSegmentBlocks;
+    return batch.blocks[group].subspan(first, item.num_blocks);
+}
+
 // Items that one thread computes, for one KV head, one after another.
 struct AttentionClaim {
     int first_item;
@@ -66,8 +72,8 @@ struct AttentionPlan {
     // Takes all the memory that make() needs.
     void reserve(const AttentionBounds& bounds);
     void make(const Batch& batch, int num_threads, int num_kv_heads);
-    // Fills blocks_read, after make(), with `most` blocks per thread at most. Without those of long slices: their tiles
-    // read them again and again, so that they come from a cache anyway.
+    // Fills blocks_read, after make(), with `most` blocks per thread at most; of none, begins say nothing. Without
+    // those of long slices: their tiles read them again and again, so that they come from a cache anyway.
     void list_blocks_read(const Batch& batch, int group, int num_threads, std::size_t most);
 
 private:

@@ -132,8 +132,8 @@ void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size
     const Buffer result = buffer(out, width, kind);
     append_phase(
         Attention{result, buffer(q, width, kind), site.cache, site.group, site.layer, site.num_heads, site.scale});
-    append(kind, Merge{result, site.num_heads});
     fetch_beside_products();
+    append(kind, Merge{result, site.num_heads});
 
     num_kv_heads_ = bounds_.num_groups == 0 ? cache.num_kv_heads() : std::min(num_kv_heads_, cache.num_kv_heads());
     num_heads_ = std::max(num_heads_, site.num_heads);
@@ -145,14 +145,13 @@ void Program::attention(std::size_t out, std::size_t q, std::size_t k, std::size
     caches_[site.group] = site.cache;
 }
 
-// The products between the last attention and the one before fetch what the last one reads, each as much as it works.
+// The products between the attention just recorded and the one before fetch what it reads, each as much as it works.
 void Program::fetch_beside_products() {
-    auto phase = phases_.rbegin();
-    while (!std::holds_alternative<Attention>(*phase)) ++phase;
-    const Attention& attention = std::get<Attention>(*phase);
+    const Attention& attention = std::get<Attention>(phases_.back());
     std::vector<Linear*> linears;
     double work = 0.0;
-    for (++phase; phase != phases_.rend() && !std::holds_alternative<Attention>(*phase); ++phase) {
+    for (auto phase = phases_.rbegin() + 1; phase != phases_.rend() && !std::holds_alternative<Attention>(*phase);
+         ++phase) {
         if (auto* linear = std::get_if<Linear>(&*phase)) {
             linears.push_back(linear);
             work += linear->work();
