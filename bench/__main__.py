@@ -26,7 +26,7 @@ from bench.engines import DEFAULT_FORMAT, DEFAULT_SHAPE, Engine, PeersError, rea
 from bench.goals import GOALS, START, Goal, Offline, loads_of, offline_runs_of
 from bench.machine import alone, read_bandwidth, resident_bytes
 from bench.offline_command import run_offline
-from bench.running import running
+from bench.running import prepared, running
 from bench.tables import goals_table, limits_table, load_table, summary
 from bench.verdicts import Record
 from bench.workloads import LOADS
@@ -161,6 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ]
     if not chosen:
         print("bench: no engine fits these rows and engines", file=sys.stderr)
+        return 2
+    try:
+        chosen = [prepared(engine) for engine in chosen]
+    except LoadError as error:
+        print(f"bench: {error}", file=sys.stderr)
         return 2
     print(f"{DEFAULT_SHAPE} {DEFAULT_FORMAT} is {options.model}; {options.threads} threads; records in {file}\n")
     print_tables(run_passes(chosen, 1 if options.quick else options.passes, session, file), goals)

@@ -40,6 +40,8 @@ class Engine:
     served_name: str = "model"  # what requests call the model
     environment: Mapping[str, str] = field(default_factory=dict)
     only: frozenset[str] = frozenset(LOADS)  # loads it can or should be asked
+    prepare: tuple[str, ...] = ()  # run once before the passes: its last line of output is the file that starts read
+    reads: str = ""  # that file, once it is there; else starts read `path`
 
     @property
     def name(self) -> str:
@@ -77,7 +79,8 @@ def headrace(shape: str, weights: str, path: str, isa: str = "") -> Engine:
         "{threads}",
     )
     command = (*serve, "--served-model-name", "model", *(("--isa", isa) if isa else ()))
-    return Engine(OURS, shape, weights, path, command, isa=isa)
+    pack = (sys.executable, "-m", "headrace", "pack", path, *(("--isa", isa) if isa else ()))
+    return Engine(OURS, shape, weights, path, command, isa=isa, prepare=() if shape == DEFAULT_SHAPE else pack)
 
 
 def read_engines(folder: Path | None, model: str) -> list[Engine]:

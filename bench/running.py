@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -95,10 +96,21 @@ class Driven:
             raise LoadError(f"{self.engine.name}: its driver gave no result ({error}; exit {status})") from error
 
 
+def prepared(engine: Engine) -> Engine:
+    """The engine, once what it needs done before its first start is done."""
+    if not engine.prepare:
+        return engine
+    done = subprocess.run(engine.prepare, capture_output=True, text=True)
+    lines = done.stdout.split("\n")[:-1]
+    if done.returncode != 0 or not lines:
+        raise LoadError(f"{engine.name} could not be prepared: {done.stderr.strip()}")
+    return replace(engine, reads=lines[-1])
+
+
 @contextlib.contextmanager
 def running(engine: Engine, threads: int, load: Load, log: IO[bytes]) -> Iterator[Running]:
     """The engine, warm, with room for `load` and for others of its key; what it says goes into `log`."""
-    read_into_cache(Path(engine.path))
+    read_into_cache(Path(engine.reads or engine.path))
     port, began = free_port(), time.perf_counter()
     pipe = subprocess.PIPE if engine.kind is Kind.OPENVINO else None
     process = subprocess.Popen(

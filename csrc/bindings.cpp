@@ -18,6 +18,7 @@
 
 #include "arrays.h"
 #include "bandwidth.h"
+#include "digest.h"
 #include "program.h"
 #include "threads.h"
 #include "weight.h"
@@ -90,13 +91,47 @@ void pack(Weight& weight, ThreadPool& pool, nb::handle data) {
     weight.pack(pool, reinterpret_cast<const std::byte*>(source.data()));
 }
 
-void place_together(const WeightRefs& weights) {
+void check_unplaced(const WeightRefs& weights) {
     std::set<const Weight*> seen;
     for (const auto& weight : weights) {
         if (weight->has_place()) raise_if("a weight has its memory already");
         if (!seen.insert(weight.get()).second) raise_if("a weight is named twice");
     }
-    Weight::place_together(weights);
+}
+
+nb::object place_together(const WeightRefs& weights) {
+    check_unplaced(weights);
+    auto block = std::make_unique<Weight::Block>(Weight::place_together(weights));
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(block->get());
+    nb::capsule owner(block.release(), [](void* it) noexcept { delete static_cast<Weight::Block*>(it); });
+    const std::size_t shape[] = {Weight::nbytes_together(weights)};
+    return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t>(bytes, 1, shape, owner));
+}
+
+void place_packed(const WeightRefs& weights, nb::object data) {
+    check_unplaced(weights);
+    const auto bytes = view<std::uint8_t>(data, "data");
+    if (bytes.size() != Weight::nbytes_together(weights)) {
+        raise_if("the weights take " + std::to_string(Weight::nbytes_together(weights)) + " bytes, not " +
+                 std::to_string(bytes.size()));
+    }
+    if (reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlign != 0) {
+        raise_if("data must begin at a multiple of " + std::to_string(kAlign) + " bytes");
+    }
+    auto* start = reinterpret_cast<std::byte*>(const_cast<std::uint8_t*>(bytes.data()));
+    // Held until the last of the weights goes, on whichever thread that is.
+    const auto let_go = [held = data.release()](std::byte*) {
+        const nb::gil_scoped_acquire gil;
+        held.dec_ref();
+    };
+    Weight::place_packed(weights, Weight::Block(start, let_go));
+}
+
+std::uint64_t digest_of(ThreadPool& pool, nb::handle data) {
+    const auto bytes = view<std::uint8_t>(data, "data");
+    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    nb::gil_scoped_release release;
+    return digest(pool, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
 }
 
 nb::object to_f32(const Weight& weight) {
@@ -236,11 +271,14 @@ void bind_memory(nb::module_& module) {
     nb::class_<Weight>(module, "Weight")
         .def(nb::new_(&make_weight), "isa"_a, "format"_a, "rows"_a, "columns"_a)
         .def_prop_ro("nbytes", &Weight::nbytes)
+        .def_prop_ro("format", [](const Weight& it) { return std::string(traits(it.matrix().format).name); })
         .def_prop_ro("rows", [](const Weight& it) { return it.matrix().rows; })
         .def_prop_ro("columns", [](const Weight& it) { return it.matrix().cols; })
         .def("pack", &pack, "pool"_a, "data"_a)
         .def("to_f32", &to_f32);
     module.def("place_together", &place_together, "weights"_a);
+    module.def("place_packed", &place_packed, "weights"_a, "data"_a);
+    module.def("digest", &digest_of, "pool"_a, "data"_a);
     nb::class_<KvCache>(module, "KvCache")
         .def(nb::new_(&make_kv), "dtype"_a, "num_layers"_a, "num_kv_heads"_a, "head_dim"_a)
         .def_prop_ro("block_nbytes", &KvCache::block_nbytes)

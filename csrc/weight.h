@@ -15,6 +15,8 @@ namespace headrace {
 // A matrix [rows, cols] packed in tiles for the kernels.
 class Weight {
 public:
+    using Block = std::shared_ptr<std::byte>;  // memory that weights share, whoever's it is
+
     Weight(const Kernels& kernels, Format format, int rows, int cols)
         : kernels_(&kernels), shape_{.format = format, .rows = rows, .cols = cols, .tiles = nullptr} {}
 
@@ -25,7 +27,10 @@ public:
 
     // Fills its memory (taken now, if it has no place yet) from the rows as they lie in model files.
     void pack(ThreadPool& pool, const std::byte* source) {
-        if (place_ == nullptr) place(std::make_shared<Memory>(nbytes()), 0);
+        if (place_ == nullptr) {
+            const auto memory = std::make_shared<Memory>(nbytes());
+            place(Block(memory, memory->data()), 0);
+        }
         parallel_for(pool, shape_.num_tiles(), [&](int tile, int) {
             kernels_->pack_tile(shape_, tile, source, place_ + tile * shape_.tile_bytes());
         });
@@ -33,13 +38,33 @@ public:
     }
 
     // One block of memory for all, in their order: the matrices of a small model are smaller than the huge pages that
-    // spare a step its TLB misses.
-    static void place_together(const std::vector<std::shared_ptr<Weight>>& weights) {
-        const auto aligned = [](std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; };
+    // spare a step its TLB misses. pack() fills it.
+    static Block place_together(const std::vector<std::shared_ptr<Weight>>& weights) {
+        const auto memory = std::make_shared<Memory>(nbytes_together(weights));
+        Block block(memory, memory->data());
+        place_all(weights, block);
+        return block;
+    }
+
+    // The same in a block that pack() has filled before, in some other process: all are packed then. It is only read.
+    static void place_packed(const std::vector<std::shared_ptr<Weight>>& weights, const Block& block) {
+        place_all(weights, block);
+        for (const auto& weight : weights) weight->shape_.tiles = weight->place_;
+    }
+
+    static std::size_t nbytes_together(const std::vector<std::shared_ptr<Weight>>& weights) {
         std::size_t bytes = 0;
         for (const auto& weight : weights) bytes += aligned(weight->nbytes());
-        const auto block = std::make_shared<Memory>(bytes);
-        const bool is_passing = bytes > last_cache_bytes();
+        return bytes;
+    }
+
+    void unpack_row(int row, float* out) const { kernels_->unpack_row(shape_, row, out); }
+
+private:
+    static std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
+
+    static void place_all(const std::vector<std::shared_ptr<Weight>>& weights, const Block& block) {
+        const bool is_passing = nbytes_together(weights) > last_cache_bytes();
         std::size_t at = 0;
         for (const auto& weight : weights) {
             weight->place(block, std::exchange(at, at + aligned(weight->nbytes())));
@@ -47,17 +72,14 @@ public:
         }
     }
 
-    void unpack_row(int row, float* out) const { kernels_->unpack_row(shape_, row, out); }
-
-private:
-    void place(std::shared_ptr<Memory> block, std::size_t offset) {
+    void place(Block block, std::size_t offset) {
         block_ = std::move(block);
-        place_ = block_->data() + offset;
+        place_ = block_.get() + offset;
     }
 
     const Kernels* kernels_;
     Matrix shape_;
-    std::shared_ptr<Memory> block_;
+    Block block_;
     std::byte* place_ = nullptr;
 };
 

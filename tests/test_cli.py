@@ -57,6 +57,23 @@ def test_generate_reads_the_prompt_from_standard_input_where_it_is_a_dash(
     assert capsys.readouterr().out == given
 
 
+def test_pack_prints_the_file_that_later_starts_map(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert run("pack", "--cache-dir", str(tmp_path), str(tiny_gguf)) == 0
+    told = capsys.readouterr()
+    (file,) = (tmp_path / "packed").iterdir()
+    assert told.out == f"{file}\n"
+    assert re.search(r"\d MB in \d+\.\d s", told.err)
+    os.truncate(file, 0)
+    run("generate", "--cache-dir", str(tmp_path), "--model", str(tiny_gguf), "--max-tokens", "2", "the man")
+    assert f"{file} is not used" in caplog.text
+    run("pack", "--cache-dir", str(tmp_path), str(tiny_gguf))
+    caplog.clear()
+    run("generate", "--cache-dir", str(tmp_path), "--model", str(tiny_gguf), "--max-tokens", "2", "the man")
+    assert caplog.text == ""
+
+
 def test_ctrl_c_cuts_an_answer_and_not_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
     is_closed = []
 

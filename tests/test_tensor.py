@@ -245,6 +245,20 @@ def test_of_a_file_that_fills_the_machines_memory_the_packed_part_is_not_kept(
         assert mapped.tobytes() == content
 
 
+def test_samples_are_spread_over_the_bytes_and_read_little_else_of_a_file(tmp_path: Path) -> None:
+    content = random.Random(0).randbytes(8 << 20)
+    with (tmp_path / "file").open("wb+") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        tensor = Tensor(map_file(tmp_path / "file")[64:], ((len(content) - 64) // 4,), FORMATS["f32"])
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        pieces = tensor.samples(4, 4096)
+        assert [content.find(piece) for piece in pieces] == [64 + i * (2 << 20) - 16 * i for i in range(4)]
+        if can_drop_files(tmp_path):
+            assert not is_in_page_cache(file.fileno(), 1 << 20)
+
+
 def test_bytes_that_are_on_no_map_are_left_alone() -> None:
     tensor = from_f32(np.arange(4096, dtype=np.float32), FORMATS["f32"])
     tensor.release()

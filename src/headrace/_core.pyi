@@ -42,14 +42,28 @@ class Weight:
     @property
     def nbytes(self) -> int: ...
     @property
+    def format(self) -> str: ...
+    @property
     def rows(self) -> int: ...
     @property
     def columns(self) -> int: ...
     def pack(self, pool: ThreadPool, data: U8) -> None: ...
     def to_f32(self) -> F32: ...
 
-def place_together(weights: Sequence[Weight]) -> None:
-    """Take one block of memory for several weights, which lie in it in their order; pack() then fills it."""
+def place_together(weights: Sequence[Weight]) -> U8:
+    """Take one block of memory for several weights, which lie in it in their order; pack() then fills it.
+
+    Returns a view of the block.
+    """
+
+def place_packed(weights: Sequence[Weight], data: U8) -> None:
+    """Give weights a block that pack() filled before, of weights of the same kinds in the same order: all are packed.
+
+    ValueError for a block of another size, or that does not begin at a multiple of 64 bytes. `data` is kept.
+    """
+
+def digest(pool: ThreadPool, data: U8) -> int:
+    """A checksum of 64 bits, the same for any number of threads: finds damage, not intent."""
 
 class KvCache:
     """The bytes of one KV group. `dtype` is "bf16" or "f32". Takes address space in allocate(), pages when touched."""

@@ -87,14 +87,30 @@ class Tensor:
         unless others have it mapped: its memory goes to the weights that are packed next. On a virtual machine that is
         memory which need not be asked of the host first, most of an 8B model's start.
         """
+        mapped = self._map()
+        if mapped is not None:
+            if len(mapped) > KEPT_SHARE * _machine_bytes():
+                _forget(mapped, self.stored)
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    def samples(self, count: int, size: int) -> list[bytes]:
+        """Up to `count` pieces of `size` bytes, spread over the bytes as stored. Of a file only they are read."""
+        mapped = self._map()
+        step = max(size, -(-self.nbytes // count))
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_RANDOM)  # else megabytes around each
+        pieces = [self.stored[at : at + size].tobytes() for at in range(0, self.nbytes, step)]
+        if mapped is not None:
+            mapped.madvise(mmap.MADV_NORMAL)
+        return pieces
+
+    def _map(self) -> mmap.mmap | None:
+        """The map of a file that the bytes lie in."""
         base: Any = self.stored
         while isinstance(base, np.ndarray):
             base = base.base
         mapped = base.obj if isinstance(base, memoryview) else base
-        if isinstance(mapped, mmap.mmap):
-            if len(mapped) > KEPT_SHARE * _machine_bytes():
-                _forget(mapped, self.stored)
-            mapped.madvise(mmap.MADV_DONTNEED)
+        return mapped if isinstance(mapped, mmap.mmap) else None
 
     def rows(self, order: npt.NDArray[np.intp]) -> Tensor:
         """The rows of a matrix as stored, in another order, still packed. Nothing is copied before `data` is asked."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bench.client import LoadError
 from bench.engines import PeersError, headrace, read_engines
 from bench.goals import GOALS, LIMITS, Offline, loads_of, offline_runs_of
+from bench.running import prepared
 from bench.workloads import LOADS
 
 PEERS = """
@@ -43,6 +47,21 @@ def test_a_folder_adds_files_for_us_and_peers(tmp_path: Path) -> None:
         *(f"{tmp_path}/server", "-m", f"{tmp_path}/q4.gguf", "--port", "8090", "-t", "2", "-np", "16", "-c8192")
     ]
     assert peer.restarts and not default.restarts
+
+
+def test_a_large_model_of_ours_is_packed_before_its_first_start(tmp_path: Path) -> None:
+    small, large = headrace("smollm2-135m", "q4_1", "small.gguf"), headrace("llama3-8b", "q4_0", "large.gguf", "avx2")
+    assert prepared(small) is small
+    assert large.prepare[1:] == ("-m", "headrace", "pack", "large.gguf", "--isa", "avx2")
+    says = replace(large, prepare=(sys.executable, "-c", "print('fetching'); print('large.packed')"))
+    assert prepared(says).reads == "large.packed"
+
+
+@pytest.mark.parametrize(("code", "reason"), [("exit('no such file')", "no such file"), ("pass", "")])
+def test_an_engine_that_cannot_be_prepared_is_told_with_what_it_said(code: str, reason: str) -> None:
+    fails = replace(headrace("llama3-8b", "q4_0", "large.gguf"), prepare=(sys.executable, "-c", code))
+    with pytest.raises(LoadError, match=f"headrace q4_0 could not be prepared: {reason}"):
+        prepared(fails)
 
 
 def test_an_engine_is_asked_what_rows_want_and_it_offers(tmp_path: Path) -> None:

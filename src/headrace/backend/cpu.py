@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from headrace import _core
 from headrace.backend.kv import KVStore
 from headrace.backend.layout import lay_out
+from headrace.backend.packed import PackedFolder
 from headrace.backend.recording import Attention, Operation, Places, Prepared, Recorder, RowKind, fuse
 from headrace.backend.weights import map_weights
 from headrace.ops import I32, U32, Batch, Forward, RowResults, RowScores
@@ -107,13 +109,25 @@ class CpuBackend:
     def block_size(self) -> int:
         return _core.BLOCK_TOKENS
 
-    def load(self, num_blocks: int) -> None:
-        """Take the memory and pack the weights; afterwards no tensor of the model's files is referred to."""
+    def load(self, num_blocks: int, folder: PackedFolder | None = None) -> Path | None:
+        """Take the memory and pack the weights, or map them packed; afterwards the model's files are not referred to.
+
+        Returns the file of packed weights that was mapped or, if the folder is to be filled, written.
+        """
         self._program.allocate()
-        _core.place_together([weight for weight, _ in self._unpacked])
-        while self._unpacked:
-            self._pack(*self._unpacked.pop())
+        file = None if folder is None else folder.file_for(self._unpacked, self.isa, self._pool)
+        weights = [weight for weight, _ in self._unpacked]
+        if file is not None and file.map(weights, self._pool):
+            self._unpacked.clear()
+        else:
+            block = _core.place_together(weights)
+            while self._unpacked:
+                self._pack(*self._unpacked.pop())
+            file = file if folder is not None and folder.is_filled else None
+            if file is not None:
+                file.write(block, self._pool)
         self._store.allocate(num_blocks)  # last: its first pages are touched in the background from now on
+        return None if file is None else file.path
 
     def run(self, batch: Batch, mask: U32 | None = None, meanwhile: Callable[[], None] | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""

@@ -93,6 +93,7 @@ class Plan:
     repeats: int
     isa: str | None = None
     max_step_tokens: int = EngineConfig().max_step_tokens
+    packed_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
@@ -123,6 +124,7 @@ class Plan:
             max_kv_bytes=MAX_KV_BYTES,  # which stands for all that these loads can use
             threads=threads,
             isa=self.isa,
+            packed_dir=self.packed_dir,
         )
 
 

@@ -72,6 +72,7 @@ def run_offline(options: argparse.Namespace) -> int:
         repeats=options.repeats,
         isa=options.isa,
         max_step_tokens=options.max_step_tokens,
+        packed_dir=hub.packed_dir(options.cache_dir),
     )
     rows: list[Row] = []
     device = ""

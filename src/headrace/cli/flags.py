@@ -88,6 +88,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
         is_exact=options.exact,
         has_prefix_cache=not options.no_prefix_cache,
         order=OrderKind(options.order),
+        packed_dir=hub.packed_dir(options.cache_dir),
     )
 
 

@@ -146,6 +146,8 @@ def _print_ready(url: str, loaded: Loaded, name: str, *, has_key: bool) -> None:
     limits = loaded.limits
     key = " -H 'Authorization: Bearer KEY'" if has_key else ""
     print(f"device   {loaded.device}")
+    if loaded.packed is not None:
+        print(f"weights  mapped from {loaded.packed}")
     print(
         f"limits   {limits.max_seqs} sequences of {limits.max_len:,} tokens, {limits.max_step_tokens} tokens a step, "
         f"{limits.num_blocks[0]:,} KV blocks of {limits.block_size} tokens"

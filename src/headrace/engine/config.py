@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace import _core
 from headrace.types import CapacityError
@@ -39,6 +40,8 @@ class EngineConfig:
     is_exact: bool = False  # f32 activations, keys and values: slow, for comparison with other implementations
     has_prefix_cache: bool = True
     order: OrderKind = OrderKind.FCFS
+    packed_dir: Path | None = None  # a folder where weights may lie packed for the kernels: a start maps them
+    writes_packed: bool = False  # and a start that finds none there writes them
 
     def __post_init__(self) -> None:
         for name, value, least, most in (

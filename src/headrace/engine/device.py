@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 
 from headrace import _core
 from headrace.backend.cpu import CpuBackend, StepBounds
+from headrace.backend.packed import PackedFolder
 from headrace.backend.reference import ReferenceBackend
 from headrace.backend.threads import default_num_threads
 from headrace.engine.config import BackendKind, EngineConfig
@@ -31,7 +33,7 @@ class Device:
     block_size: int
     num_blocks: tuple[int, ...]  # of each group
     ledger: Ledger
-    load: Callable[[], None]
+    load: Callable[[], Path | None]  # returns the file of packed weights that it maps, or has written
     close: Callable[[], None]  # end background work and threads
 
 
@@ -41,6 +43,7 @@ def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
     # Every fed token may ask for logits: where a prompt is scored.
     bounds = StepBounds(config.max_step_tokens, config.max_step_tokens, config.max_seqs, max_len)
     backend = CpuBackend(_forward(files), files.weights(), bounds, pool=pool, isa=config.isa, is_exact=config.is_exact)
+    folder = None if config.packed_dir is None else PackedFolder(config.packed_dir, files.path, config.writes_packed)
     need = backend.memory
     num_blocks = kv_blocks(config, max_len, need.kv_block, backend.block_size)
 
@@ -55,7 +58,7 @@ def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
         block_size=backend.block_size,
         num_blocks=(num_blocks,),
         ledger=Ledger(need.weights, num_blocks * need.kv_block, need.arena + need.scratch, available_bytes()),
-        load=lambda: backend.load(num_blocks),
+        load=lambda: backend.load(num_blocks, folder),
         close=close,
     )
 

@@ -101,8 +101,9 @@ class LLM:
         *,
         cache_dir: Path | None = None,
     ) -> None:
-        path = hub.pull(str(model), cache_dir or hub.default_cache_dir())
-        self._loaded: Loaded = load(path, config or EngineConfig())
+        folder = cache_dir or hub.default_cache_dir()
+        path = hub.pull(str(model), folder)
+        self._loaded: Loaded = load(path, config or EngineConfig(packed_dir=hub.packed_dir(folder)))
         self._engine = self._loaded.engine
         self._asker = Asker(itertools.count(1).__next__, self._loaded.files.end_ids)
         self._is_closed = False

@@ -54,6 +54,7 @@ class Loaded:
     limits: Limits
     ledger: Ledger
     device: str  # which kernels, how many threads
+    packed: Path | None  # the file that the weights are mapped from, or were written to
     stages: tuple[tuple[str, float], ...]
     close: Callable[[], None]  # end background work and threads of the backend
 
@@ -82,7 +83,7 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
         on_ledger(files, device.ledger)
     device.ledger.check()
     watch.lap("plan")
-    device.load()
+    packed = device.load()
     watch.lap("weights")
     limits = Limits(
         max_seqs=config.max_seqs,
@@ -109,6 +110,7 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
         limits=limits,
         ledger=device.ledger,
         device=device.name,
+        packed=packed,
         stages=tuple(watch.stages),
         close=close,
     )

@@ -63,6 +63,11 @@ def default_cache_dir(home: str | None = None, user_cache: str | None = None) ->
     return (Path(user_cache) if user_cache else Path.home() / ".cache") / "headrace"
 
 
+def packed_dir(cache_dir: Path) -> Path:
+    """Where `headrace pack` puts weights, and whatever loads a model looks for them."""
+    return cache_dir / "packed"
+
+
 def pull(name: str, cache_dir: Path) -> Path:
     """The path of a model, fetched first if need be; `open_model` takes it from there.
 
