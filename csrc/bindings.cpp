@@ -267,6 +267,8 @@ void bind_memory(nb::module_& module) {
     nb::class_<ThreadPool>(module, "ThreadPool")
         .def(nb::new_(&make_pool), "num_threads"_a)
         .def_prop_ro("num_threads", &ThreadPool::num_threads)
+        .def("lend_core", &ThreadPool::lend_core)
+        .def("take_core_back", &ThreadPool::take_core_back)
         .def("close", &ThreadPool::close, nb::call_guard<nb::gil_scoped_release>());
     nb::class_<Weight>(module, "Weight")
         .def(nb::new_(&make_weight), "isa"_a, "format"_a, "rows"_a, "columns"_a)

@@ -120,6 +120,13 @@ public:
         }
     }
 
+    // Offers the core of one worker, until take_core_back() or for kLendingTime at most, to other threads of this
+    // process and their clients: until then that worker takes no tiles. Where every core computes, such threads would
+    // run all the same, but on the core of a thread that has begun a tile, for whose end the others wait. From any
+    // thread.
+    void lend_core() { is_core_lent_.store(true, std::memory_order_relaxed); }
+    void take_core_back() { is_core_lent_.store(false, std::memory_order_relaxed); }
+
     void close() {
         if (workers_ == nullptr) return;
         if (getpid() != owner_) {
@@ -171,6 +178,7 @@ private:
     // CPU.
     static constexpr std::chrono::microseconds kSpin{30};
     static constexpr std::chrono::microseconds kStayAwake{1000};
+    static constexpr std::chrono::microseconds kLendingTime{5000};
 
     static constexpr int kNone = -1;
     static constexpr std::size_t kLine = 64;
@@ -243,11 +251,21 @@ private:
     void serve(int thread) {
         FlushDenormals flush;
         while (!is_closing_) {
+            if (thread == num_threads_ - 1) stand_aside();
             if (!take_part(thread)) {
                 const Phase phase = phase_now();
                 if (phase.is_idle() && !is_closing_) wait_past(phase, thread);
             }
         }
+    }
+
+    // While its core is lent. It stays awake: a thread that sleeps comes back 50 us and more too late.
+    void stand_aside() {
+        const auto is_lent = [&] { return is_core_lent_.load(std::memory_order_relaxed) && !is_closing_; };
+        if (!is_lent()) return;
+        const auto end = std::chrono::steady_clock::now() + kLendingTime;
+        while (is_lent() && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+        is_core_lent_.store(false, std::memory_order_relaxed);
     }
 
     void wait_past(Phase phase, int thread) {
@@ -288,6 +306,7 @@ private:
     std::vector<Share> shares_;
     std::unique_ptr<std::vector<std::thread>> workers_;
     std::atomic<bool> is_closing_{false};
+    std::atomic<bool> is_core_lent_{false};
     std::mutex run_mutex_;
     std::mutex sleep_mutex_;
     std::unique_ptr<std::condition_variable> wake_ = std::make_unique<std::condition_variable>();

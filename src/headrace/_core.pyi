@@ -30,6 +30,13 @@ class ThreadPool:
     def __init__(self, num_threads: int) -> None: ...
     @property
     def num_threads(self) -> int: ...
+    def lend_core(self) -> None:
+        """Have one worker take no part, until take_core_back() or for 5 ms: its core is for other threads.
+
+        From any thread. Nothing is lent by a pool of one.
+        """
+
+    def take_core_back(self) -> None: ...
     def close(self) -> None: ...
 
 def read_bandwidth(pool: ThreadPool, num_bytes: int, num_passes: int) -> list[float]:

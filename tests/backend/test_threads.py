@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -163,3 +164,52 @@ def test_a_pool_that_does_not_get_its_threads_ends_those_it_got_and_says_how_man
     done = subprocess.run([sys.executable, "-c", FEW_THREADS], capture_output=True, text=True, timeout=30, check=True)
     assert f" of {_core.MAX_THREADS} threads: " in done.stdout
     assert done.stderr == ""
+
+
+def test_a_pool_computes_the_same_while_its_core_is_lent_and_taken_back() -> None:
+    pool, data = _core.ThreadPool(3), np.arange(1 << 22, dtype=np.uint8)
+    expected, is_over = _core.digest(pool, data), threading.Event()
+
+    def lend() -> None:
+        while not is_over.is_set():
+            pool.lend_core()
+            time.sleep(0.0001)
+            pool.take_core_back()
+
+    other = threading.Thread(target=lend)
+    other.start()
+    try:
+        assert {_core.digest(pool, data) for _ in range(500)} == {expected}
+    finally:
+        is_over.set()
+        other.join()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_core_that_is_never_taken_back_holds_up_neither_work_nor_the_end(num_threads: int) -> None:
+    pool, data = _core.ThreadPool(num_threads), np.arange(1 << 22, dtype=np.uint8)
+    expected = _core.digest(pool, data)
+    pool.lend_core()
+    assert _core.digest(pool, data) == expected
+    pool.lend_core()
+    pool.close()
+
+
+def cpu_s_of_workers() -> float:
+    own = threading.get_native_id()
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != str(own):
+            ticks += sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_worker_whose_core_was_lent_for_good_sleeps_again_once_the_time_is_over() -> None:
+    pool, data = _core.ThreadPool(2), np.arange(1 << 20, dtype=np.uint8)
+    pool.lend_core()
+    _core.digest(pool, data)
+    time.sleep(0.1)  # far more than it is lent for
+    before = cpu_s_of_workers()
+    time.sleep(0.3)
+    assert cpu_s_of_workers() - before < 0.1
+    pool.close()

@@ -111,7 +111,7 @@ def _serving(
     loaded: Loaded, names: tuple[str, ...], template: ChatTemplate | None, options: argparse.Namespace
 ) -> Serving:
     return Serving(
-        engine=AsyncEngine(loaded.engine),
+        engine=AsyncEngine(loaded.engine, loaded.lender),
         tokenizer=loaded.tokenizer,
         chat_template=template or loaded.chat_template,
         model_names=names,

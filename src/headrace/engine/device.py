@@ -17,6 +17,7 @@ from headrace.backend.reference import ReferenceBackend
 from headrace.backend.threads import default_num_threads
 from headrace.engine.config import BackendKind, EngineConfig
 from headrace.engine.memory import Ledger, available_bytes, kv_bytes_to_take
+from headrace.engine.stream import CoreLender
 from headrace.model import ARCHITECTURES, ModelFiles
 from headrace.ops import Backend, Forward
 from headrace.run.sampler import sample_rows
@@ -35,6 +36,7 @@ class Device:
     ledger: Ledger
     load: Callable[[], Path | None]  # returns the file of packed weights that it maps, or has written
     close: Callable[[], None]  # end background work and threads
+    lender: CoreLender | None = None  # its threads, if there is a core for each of them and no other
 
 
 def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
@@ -60,6 +62,7 @@ def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
         ledger=Ledger(need.weights, num_blocks * need.kv_block, need.arena + need.scratch, available_bytes()),
         load=lambda: backend.load(num_blocks, folder),
         close=close,
+        lender=pool if num_threads >= default_num_threads() else None,
     )
 
 

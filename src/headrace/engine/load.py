@@ -16,6 +16,7 @@ from headrace.engine.config import MAX_LEN, EngineConfig, OrderKind
 from headrace.engine.device import DEVICES
 from headrace.engine.engine import Engine, monotonic_us
 from headrace.engine.memory import EAGER_PART, Ledger
+from headrace.engine.stream import CoreLender
 from headrace.model import ModelFiles, open_model
 from headrace.ops import Backend
 from headrace.run.executor import LocalExecutor
@@ -54,6 +55,7 @@ class Loaded:
     limits: Limits
     ledger: Ledger
     device: str  # which kernels, how many threads
+    lender: CoreLender | None
     packed: Path | None  # the file that the weights are mapped from, or were written to
     stages: tuple[tuple[str, float], ...]
     close: Callable[[], None]  # end background work and threads of the backend
@@ -111,6 +113,7 @@ def load(path: Path, config: EngineConfig, *, on_ledger: Callable[[ModelFiles, L
         ledger=device.ledger,
         device=device.name,
         packed=packed,
+        lender=device.lender,
         stages=tuple(watch.stages),
         close=close,
     )

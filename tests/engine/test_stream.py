@@ -1,0 +1,74 @@
+"""Streams on an event loop: when the engine's threads spare a core for what is told."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from dataclasses import dataclass, field
+
+from fake_executor import FakeExecutor
+from headrace.engine.engine import Engine
+from headrace.engine.stream import LENDING_EVENTS, AsyncEngine
+from headrace.sched import FCFS, Scheduler
+from headrace.types import KVGroup, KVKind, Limits, Request, SamplingParams
+
+GROUPS = (KVGroup(KVKind.FULL, (0,), 1, 1),)
+LIMITS = Limits(max_seqs=64, max_step_tokens=256, max_len=64, block_size=4, num_blocks=(1024,))
+
+
+@dataclass
+class Lender:
+    """Notes what it is asked, among what clients were told."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def lend_core(self) -> None:
+        self.notes.append("lend")
+
+    def take_core_back(self) -> None:
+        self.notes.append("back")
+
+
+async def tell(num_clients: int, notes: list[str], lender: Lender | None) -> None:
+    """Every client is told all of an answer; what it is told it sends on a turn of the loop later."""
+    executor = FakeExecutor(GROUPS, LIMITS.num_blocks, LIMITS.block_size)
+    engine = AsyncEngine(Engine(Scheduler(LIMITS, GROUPS, FCFS()), executor), lender)
+    loop = asyncio.get_running_loop()
+
+    async def client() -> None:
+        params = SamplingParams(max_tokens=5, ignore_eos=True)
+        async with engine.stream(Request(engine.next_id(), array("i", [1, 2, 3]), params, seed=0)) as events:
+            async for _ in events:
+                loop.call_soon(notes.append, "sent")
+
+    clients = [asyncio.ensure_future(client()) for _ in range(num_clients)]
+    await asyncio.sleep(0)  # all have asked before the first step
+    engine.start()
+    await asyncio.gather(*clients)
+    await asyncio.sleep(0.05)
+    await engine.stop()
+
+
+def test_a_core_is_lent_until_every_client_has_been_told() -> None:
+    lender = Lender()
+    asyncio.run(tell(2 * LENDING_EVENTS, lender.notes, lender))
+    assert lender.notes.count("lend") == 5  # the fifth delivery tells the ends, too
+    assert lender.notes[-1] == "back"
+    while "lend" in lender.notes:
+        begin = lender.notes.index("lend")
+        end = lender.notes.index("back", begin)
+        assert lender.notes[begin:end].count("sent") >= 2 * LENDING_EVENTS
+        del lender.notes[: end + 1]
+
+
+def test_no_core_is_lent_to_tell_a_few() -> None:
+    lender = Lender()
+    asyncio.run(tell(LENDING_EVENTS // 4, lender.notes, lender))
+    assert "lend" not in lender.notes
+    assert lender.notes.count("sent") >= LENDING_EVENTS // 4 * 5
+
+
+def test_an_engine_without_a_core_to_lend_tells_as_well() -> None:
+    notes: list[str] = []
+    asyncio.run(tell(2 * LENDING_EVENTS, notes, None))
+    assert notes.count("sent") >= 2 * LENDING_EVENTS * 5
