@@ -41,7 +41,7 @@ class Engine:
     environment: Mapping[str, str] = field(default_factory=dict)
     only: frozenset[str] = frozenset(LOADS)  # loads it can or should be asked
     prepare: tuple[str, ...] = ()  # run once before the passes: its last line of output is the file that starts read
-    reads: str = ""  # that file, once it is there; else starts read `path`
+    reads: str = ""  # that file, once it is there
 
     @property
     def name(self) -> str:

@@ -24,7 +24,7 @@ import bench.client
 from bench.client import LoadError
 from bench.engines import Engine, Kind
 from bench.figures import Answer, Figures, summarize
-from bench.machine import process_tree, read_into_cache
+from bench.machine import map_into_cache, process_tree, read_into_cache
 from bench.workloads import WARM_UP, Load, prompts
 
 START_TIMEOUT_S = 600.0
@@ -100,17 +100,21 @@ def prepared(engine: Engine) -> Engine:
     """The engine, once what it needs done before its first start is done."""
     if not engine.prepare:
         return engine
-    done = subprocess.run(engine.prepare, capture_output=True, text=True)
-    lines = done.stdout.split("\n")[:-1]
+    environment = {**os.environ, **engine.environment}
+    done = subprocess.run(engine.prepare, capture_output=True, text=True, env=environment)
+    lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
-        raise LoadError(f"{engine.name} could not be prepared: {done.stderr.strip()}")
+        reason = done.stderr.strip() or f"it ended with {done.returncode} and named no file"
+        raise LoadError(f"{engine.name} could not be prepared: {reason}")
     return replace(engine, reads=lines[-1])
 
 
 @contextlib.contextmanager
 def running(engine: Engine, threads: int, load: Load, log: IO[bytes]) -> Iterator[Running]:
     """The engine, warm, with room for `load` and for others of its key; what it says goes into `log`."""
-    read_into_cache(Path(engine.reads or engine.path))
+    read_into_cache(Path(engine.path))
+    if engine.reads:
+        map_into_cache(Path(engine.reads))
     port, began = free_port(), time.perf_counter()
     pipe = subprocess.PIPE if engine.kind is Kind.OPENVINO else None
     process = subprocess.Popen(

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <exception>
 #include <functional>
@@ -108,7 +109,7 @@ nb::object place_together(const WeightRefs& weights) {
     return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t>(bytes, 1, shape, owner));
 }
 
-void place_packed(const WeightRefs& weights, nb::object data) {
+void place_packed(const WeightRefs& weights, nb::handle data) {
     check_unplaced(weights);
     const auto bytes = view<std::uint8_t>(data, "data");
     if (bytes.size() != Weight::nbytes_together(weights)) {
@@ -118,13 +119,30 @@ void place_packed(const WeightRefs& weights, nb::object data) {
     if (reinterpret_cast<std::uintptr_t>(bytes.data()) % kAlign != 0) {
         raise_if("data must begin at a multiple of " + std::to_string(kAlign) + " bytes");
     }
-    auto* start = reinterpret_cast<std::byte*>(const_cast<std::uint8_t*>(bytes.data()));
-    // Held until the last of the weights goes, on whichever thread that is.
-    const auto let_go = [held = data.release()](std::byte*) {
+    // The view, which keeps the memory where it is; until the last of the weights goes, on whichever thread that is.
+    using Held = nb::ndarray<nb::ro, nb::device::cpu>;
+    const auto let_go = [held = new Held(nb::cast<Held>(data))](std::byte*) {
         const nb::gil_scoped_acquire gil;
-        held.dec_ref();
+        delete held;
     };
+    auto* start = reinterpret_cast<std::byte*>(const_cast<std::uint8_t*>(bytes.data()));
     Weight::place_packed(weights, Weight::Block(start, let_go));
+}
+
+// Which thread computed each of `count` tiles, of so many microseconds each.
+std::vector<int> tile_threads(ThreadPool& pool, int count, int tile_us) {
+    check_count("count", count, 1, ThreadPool::kMaxTiles);
+    check_count("tile_us", tile_us, 0, 1000);
+    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    std::vector<int> threads(count);
+    nb::gil_scoped_release release;
+    parallel_for(pool, count, [&](int tile, int thread) {
+        threads[tile] = thread;
+        const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(tile_us);
+        while (std::chrono::steady_clock::now() < end) {
+        }
+    });
+    return threads;
 }
 
 std::uint64_t digest_of(ThreadPool& pool, nb::handle data) {
@@ -267,6 +285,7 @@ void bind_memory(nb::module_& module) {
     nb::class_<ThreadPool>(module, "ThreadPool")
         .def(nb::new_(&make_pool), "num_threads"_a)
         .def_prop_ro("num_threads", &ThreadPool::num_threads)
+        .def("tile_threads", &tile_threads, "count"_a, "tile_us"_a)
         .def("lend_core", &ThreadPool::lend_core)
         .def("take_core_back", &ThreadPool::take_core_back)
         .def("close", &ThreadPool::close, nb::call_guard<nb::gil_scoped_release>());

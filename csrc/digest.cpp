@@ -12,7 +12,8 @@ constexpr std::size_t kClaimBytes = 1 << 20;        // long beside what claiming
 constexpr std::size_t kLanes = 8;                   // chains of multiplications side by side: one would wait for itself
 constexpr std::uint64_t kOdd = 0x9E3779B97F4A7C15;  // multiplying by it loses nothing (the golden ratio of 2^64)
 
-std::uint64_t take(std::uint64_t so_far, std::uint64_t word) { return (so_far ^ word) * kOdd; }
+// Each step loses nothing. Products carry differences upwards alone: rotated, those of the top bits come back.
+std::uint64_t take(std::uint64_t so_far, std::uint64_t word) { return std::rotl((so_far ^ word) * kOdd, 29); }
 
 std::uint64_t digest_claim(const std::byte* data, std::size_t bytes) {
     std::uint64_t lanes[kLanes];
@@ -23,7 +24,7 @@ std::uint64_t digest_claim(const std::byte* data, std::size_t bytes) {
         for (std::size_t i = 0; i < kLanes; ++i) lanes[i] = take(lanes[i], words[i]);
     }
     std::uint64_t all = bytes;
-    for (const std::uint64_t lane : lanes) all = std::rotl(take(all, lane), 29);
+    for (const std::uint64_t lane : lanes) all = take(all, lane);
     return all;
 }
 
@@ -36,7 +37,7 @@ std::uint64_t digest(ThreadPool& pool, const std::byte* data, std::size_t bytes)
         claims[claim] = digest_claim(data + at, std::min(kClaimBytes, bytes - at));
     });
     std::uint64_t all = bytes;
-    for (const std::uint64_t claim : claims) all = std::rotl(take(all, claim), 29);
+    for (const std::uint64_t claim : claims) all = take(all, claim);
     return all;
 }
 

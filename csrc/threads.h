@@ -120,10 +120,10 @@ public:
         }
     }
 
-    // Offers the core of one worker, until take_core_back() or for kLendingTime at most, to other threads of this
-    // process and their clients: until then that worker takes no tiles. Where every core computes, such threads would
-    // run all the same, but on the core of a thread that has begun a tile, for whose end the others wait. From any
-    // thread.
+    // Offers the core of one worker to other threads of this process and to its clients: from its next phase on that
+    // worker takes no tiles, until take_core_back(), for kLendingTime at most. Where every core computes, such threads
+    // would run all the same, but on the core of a thread that has begun a tile, for whose end the others wait. From
+    // any thread.
     void lend_core() { is_core_lent_.store(true, std::memory_order_relaxed); }
     void take_core_back() { is_core_lent_.store(false, std::memory_order_relaxed); }
 

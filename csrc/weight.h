@@ -27,10 +27,7 @@ public:
 
     // Fills its memory (taken now, if it has no place yet) from the rows as they lie in model files.
     void pack(ThreadPool& pool, const std::byte* source) {
-        if (place_ == nullptr) {
-            const auto memory = std::make_shared<Memory>(nbytes());
-            place(Block(memory, memory->data()), 0);
-        }
+        if (place_ == nullptr) place(new_block(nbytes()), 0);
         parallel_for(pool, shape_.num_tiles(), [&](int tile, int) {
             kernels_->pack_tile(shape_, tile, source, place_ + tile * shape_.tile_bytes());
         });
@@ -40,8 +37,7 @@ public:
     // One block of memory for all, in their order: the matrices of a small model are smaller than the huge pages that
     // spare a step its TLB misses. pack() fills it.
     static Block place_together(const std::vector<std::shared_ptr<Weight>>& weights) {
-        const auto memory = std::make_shared<Memory>(nbytes_together(weights));
-        Block block(memory, memory->data());
+        const Block block = new_block(nbytes_together(weights));
         place_all(weights, block);
         return block;
     }
@@ -61,6 +57,11 @@ public:
     void unpack_row(int row, float* out) const { kernels_->unpack_row(shape_, row, out); }
 
 private:
+    static Block new_block(std::size_t bytes) {
+        const auto memory = std::make_shared<Memory>(bytes);
+        return Block(memory, memory->data());
+    }
+
     static std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
     static void place_all(const std::vector<std::shared_ptr<Weight>>& weights, const Block& block) {

@@ -30,8 +30,13 @@ class ThreadPool:
     def __init__(self, num_threads: int) -> None: ...
     @property
     def num_threads(self) -> int: ...
+    def tile_threads(self, count: int, tile_us: int) -> list[int]:
+        """Which thread computed each of `count` tiles, of so many microseconds each. For tests."""
+
     def lend_core(self) -> None:
-        """Have one worker take no part, until take_core_back() or for 5 ms: its core is for other threads.
+        """Have one worker take no tiles from its next phase on, until take_core_back(), for 5 ms at most.
+
+        Its core is for other threads meanwhile.
 
         From any thread. Nothing is lent by a pool of one.
         """

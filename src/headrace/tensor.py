@@ -102,6 +102,7 @@ class Tensor:
         pieces = [self.stored[at : at + size].tobytes() for at in range(0, self.nbytes, step)]
         if mapped is not None:
             mapped.madvise(mmap.MADV_NORMAL)
+            mapped.madvise(mmap.MADV_DONTNEED)  # pages that the system mapped around them count as this process's
         return pieces
 
     def _map(self) -> mmap.mmap | None:

@@ -185,31 +185,54 @@ def test_a_pool_computes_the_same_while_its_core_is_lent_and_taken_back() -> Non
         other.join()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_core_that_is_never_taken_back_holds_up_neither_work_nor_the_end(num_threads: int) -> None:
-    pool, data = _core.ThreadPool(num_threads), np.arange(1 << 22, dtype=np.uint8)
-    expected = _core.digest(pool, data)
-    pool.lend_core()
-    assert _core.digest(pool, data) == expected
+LENDING_S = 0.005  # for which a core is lent at most
+
+
+def tiles_of_last_thread(pool: _core.ThreadPool, num_tiles: int) -> tuple[int, float]:
+    """How many of the tiles it computed, and how long all took."""
+    began = time.monotonic()
+    threads = pool.tile_threads(num_tiles, 20)
+    return threads.count(pool.num_threads - 1), time.monotonic() - began
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_a_worker_whose_core_is_lent_takes_no_tiles_until_it_is_taken_back(num_threads: int) -> None:
+    pool = _core.ThreadPool(num_threads)
+    for _ in range(100):  # on a busy machine the time may be over before the tiles are
+        pool.lend_core()
+        count, seconds = tiles_of_last_thread(pool, 20)
+        if seconds < LENDING_S:
+            break
+    assert count == 0
+    pool.take_core_back()
+    assert any(tiles_of_last_thread(pool, 1000)[0] for _ in range(20))
+
+
+def test_a_core_that_is_never_taken_back_is_lent_for_a_while_only() -> None:
+    pool = _core.ThreadPool(2)
+    for _ in range(20):
+        pool.lend_core()
+        count, seconds = tiles_of_last_thread(pool, 2000)
+        if count:
+            break
+    assert count
+    assert seconds > LENDING_S
     pool.lend_core()
     pool.close()
 
 
-def cpu_s_of_workers() -> float:
-    own = threading.get_native_id()
-    ticks = 0
-    for task in Path("/proc/self/task").iterdir():
-        if task.name != str(own):
-            ticks += sum(map(int, (task / "stat").read_text().rpartition(")")[2].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def test_a_worker_whose_core_was_lent_for_good_sleeps_again_once_the_time_is_over() -> None:
-    pool, data = _core.ThreadPool(2), np.arange(1 << 20, dtype=np.uint8)
+def test_a_pool_of_one_thread_has_no_core_to_lend() -> None:
+    pool = _core.ThreadPool(1)
     pool.lend_core()
-    _core.digest(pool, data)
+    assert pool.tile_threads(3, 0) == [0, 0, 0]
+
+
+def test_a_worker_whose_core_was_lent_sleeps_again_once_the_time_is_over() -> None:
+    pool = _core.ThreadPool(2)
+    pool.lend_core()
+    pool.tile_threads(100, 20)
     time.sleep(0.1)  # far more than it is lent for
-    before = cpu_s_of_workers()
+    before = time.process_time()
     time.sleep(0.3)
-    assert cpu_s_of_workers() - before < 0.1
+    assert time.process_time() - before < 0.1
     pool.close()

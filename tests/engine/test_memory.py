@@ -48,7 +48,7 @@ def test_file_pages_that_can_be_dropped_count_as_available(tmp_path: Path) -> No
     files = system(tmp_path, "0::/a\n")
     write(tmp_path / "cg/a/memory.max", f"{100 * MIB}\n")
     write(tmp_path / "cg/a/memory.current", f"{90 * MIB}\n")
-    write(tmp_path / "cg/a/memory.stat", f"anon 1\ninactive_file {50 * MIB}\n")
+    write(tmp_path / "cg/a/memory.stat", f"anon 1\ninactive_file {30 * MIB}\nactive_file {20 * MIB}\n")
     assert available_bytes(files) == 60 * MIB
 
 

@@ -232,7 +232,7 @@ def test_offline_the_error_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as refusal:
         fetch(MODEL, tmp_path, offline)
     target = tmp_path / "toy" / "toy.gguf"
-    assert f"without a network, copy toy.gguf to {target} or give --model PATH" in str(refusal.value)
+    assert f"without a network, copy toy.gguf to {target} or give a path instead" in str(refusal.value)
 
 
 # Names ----------------------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_the_clients_errors_become_one_line_with_what_to_do(tmp_path: Path) -> N
     client = FakeHub({}, RuntimeError("404 Client Error.\nRequest id: 1"))
     with pytest.raises(ModelError) as refusal:
         hub.fetch_repository("hf:org/name", tmp_path, client)
-    expected = "hf:org/name could not be fetched: 404 Client Error.; without a network, give --model PATH"
+    expected = "hf:org/name could not be fetched: 404 Client Error.; without a network, give a path"
     assert str(refusal.value) == expected
 
 

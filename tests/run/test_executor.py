@@ -12,7 +12,7 @@ from test_batch import plan_of, request
 
 from headrace.ops import U32, Batch, RowResults, RowScores
 from headrace.run.executor import MAX_FORESEEN, LocalExecutor
-from headrace.types import FAILED_TOKEN, StepResult, TokenLogprobs
+from headrace.types import FAILED_TOKEN, InvariantError, StepResult, TokenLogprobs
 
 
 class FixedBackend:
@@ -104,6 +104,15 @@ def test_a_chunk_that_only_scores_draws_nothing_even_where_a_target_looks_like_a
     result = run([2, 3], scoring)
     assert list(result.tokens) == []
     assert result.prompt_logprobs == ((TokenLogprobs(0.0), TokenLogprobs(-1.0)),)
+
+
+def test_logprobs_that_a_backend_does_not_give_are_told_as_our_mistake() -> None:
+    class Mute(FixedBackend):
+        def run(self, *arguments: Any) -> RowResults:
+            return RowResults(super().run(*arguments).tokens, None)
+
+    with pytest.raises(InvariantError, match="asked for, and the backend gave none"):
+        LocalExecutor(Mute([60]), lambda: 0).run(plan_of(verify([], logprobs=0)))
 
 
 def test_missing_alternatives_of_a_small_vocabulary_are_left_out() -> None:

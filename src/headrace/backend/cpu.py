@@ -112,22 +112,12 @@ class CpuBackend:
     def load(self, num_blocks: int, folder: PackedFolder | None = None) -> Path | None:
         """Take the memory and pack the weights, or map them packed; afterwards the model's files are not referred to.
 
-        Returns the file of packed weights that was mapped or, if the folder is to be filled, written.
+        Returns the file of packed weights that was mapped or, if they are to be kept, written.
         """
         self._program.allocate()
-        file = None if folder is None else folder.file_for(self._unpacked, self.isa, self._pool)
-        weights = [weight for weight, _ in self._unpacked]
-        if file is not None and file.map(weights, self._pool):
-            self._unpacked.clear()
-        else:
-            block = _core.place_together(weights)
-            while self._unpacked:
-                self._pack(*self._unpacked.pop())
-            file = file if folder is not None and folder.is_filled else None
-            if file is not None:
-                file.write(block, self._pool)
+        path = self._place_weights(folder)
         self._store.allocate(num_blocks)  # last: its first pages are touched in the background from now on
-        return None if file is None else file.path
+        return path
 
     def run(self, batch: Batch, mask: U32 | None = None, meanwhile: Callable[[], None] | None = None) -> RowResults:
         """One step. Raises ValueError for a batch that is out of bounds in any way, before anything is computed."""
@@ -156,6 +146,20 @@ class CpuBackend:
     def close(self) -> None:
         """End background work. The pool is its owner's to close."""
         self._store.close()
+
+    def _place_weights(self, folder: PackedFolder | None) -> Path | None:
+        weights = [weight for weight, _ in self._unpacked]
+        file = None if folder is None else folder.file_for(self._unpacked, self.isa, self._pool)
+        if file is not None and file.map(weights, self._pool):
+            self._unpacked.clear()
+            return file.path
+        block = _core.place_together(weights)
+        while self._unpacked:
+            self._pack(*self._unpacked.pop())
+        if file is None or not file.is_kept:
+            return None
+        file.write(block, self._pool)
+        return file.path
 
     def _pack(self, weight: _core.Weight, tensor: Tensor) -> None:
         """Decoded or reordered bytes live in here alone: those of one matrix at a time."""

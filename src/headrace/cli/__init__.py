@@ -23,7 +23,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "generate": ("ask.generate_flags", "complete one prompt"),
         "chat": ("ask.chat_flags", "talk to a model in the terminal"),
         "pull": ("models.pull_flags", "fetch a model"),
-        "pack": ("models.pack_flags", "pack a large model's weights once, for starts that need not"),
+        "pack": ("pack.pack_flags", "pack a large model's weights once, for starts that need not"),
         "bench": ("bench.bench_flags", "measure the engine, beside the roofs of the machine"),
         "synth": ("models.synth_flags", "make a model of random weights, for speed runs"),
     }

@@ -1,36 +1,21 @@
-"""`headrace pull`, `headrace pack` and `headrace synth`: models fetched, packed, and made of random numbers."""
+"""`headrace pull` and `headrace synth`: models fetched, and models made of random numbers."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
 import time
 from pathlib import Path
 
-from headrace.cli.flags import THREADS_HELP, cache_flag, isa_flag
-from headrace.engine.config import EngineConfig
-from headrace.engine.load import load
+from headrace.cli.flags import cache_flag
 from headrace.model import hub
 from headrace.model.synth import SHAPES, Quant, Recipe, synthesize
-
-PACK_TOKENS = 16  # nothing is run: the least memory beside the weights
 
 
 def pull_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help=f"{', '.join(hub.KNOWN)}, or hf:org/name[@revision][:file]")
     cache_flag(parser)
     parser.set_defaults(run=run_pull)
-
-
-def pack_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("name", metavar="MODEL", help=f"{', '.join(hub.KNOWN)}, hf:org/name, a GGUF file or a directory")
-    cache_flag(parser)
-    add("--threads", type=int, metavar="N", help=THREADS_HELP)
-    isa_flag(parser)
-    add("--exact", action="store_true", help="for starts with --exact")
-    parser.set_defaults(run=run_pack)
 
 
 def synth_flags(parser: argparse.ArgumentParser) -> None:
@@ -50,24 +35,6 @@ def run_pull(options: argparse.Namespace) -> int:
     known = hub.KNOWN.get(options.name)
     print(path)
     print(f"licence: {known.license}" if known else "licence: see the model's page", file=sys.stderr)
-    return 0
-
-
-def run_pack(options: argparse.Namespace) -> int:
-    """Write the weights as the kernels read them; the next start of this model maps them."""
-    config = EngineConfig(
-        max_len=PACK_TOKENS,
-        max_seqs=1,
-        threads=options.threads,
-        isa=options.isa,
-        is_exact=options.exact,
-        packed_dir=hub.packed_dir(options.cache_dir),
-        writes_packed=True,
-    )
-    began = time.perf_counter()
-    with contextlib.closing(load(hub.pull(options.name, options.cache_dir), config)) as loaded:
-        print(loaded.packed)
-        print(f"{loaded.ledger.weights / 1e6:,.0f} MB in {time.perf_counter() - began:.1f} s", file=sys.stderr)
     return 0
 
 

@@ -41,7 +41,7 @@ class EngineConfig:
     has_prefix_cache: bool = True
     order: OrderKind = OrderKind.FCFS
     packed_dir: Path | None = None  # a folder where weights may lie packed for the kernels: a start maps them
-    writes_packed: bool = False  # and a start that finds none there writes them
+    is_packed_kept: bool = False  # and a start that finds none there writes them
 
     def __post_init__(self) -> None:
         for name, value, least, most in (
@@ -55,6 +55,8 @@ class EngineConfig:
             if value is not None and not least <= value <= most:
                 flag = f"--{name.replace('_', '-')}"
                 raise CapacityError(f"{name} is {value}; it must be {least} to {most}: change {flag}")
+        if self.is_packed_kept and (self.packed_dir is None or self.backend is not BackendKind.CPU):
+            raise CapacityError("packed weights can be kept by the CPU backend alone, and in a folder: give packed_dir")
         if self.max_seqs > self.max_step_tokens:
             raise CapacityError(
                 f"max_step_tokens is {self.max_step_tokens}, less than max_seqs ({self.max_seqs}): "

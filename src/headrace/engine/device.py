@@ -5,6 +5,7 @@ Owns the size of the KV pool and the table of devices. A GPU would be another ro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Device:
     ledger: Ledger
     load: Callable[[], Path | None]  # returns the file of packed weights that it maps, or has written
     close: Callable[[], None]  # end background work and threads
-    lender: CoreLender | None = None  # its threads, if there is a core for each of them and no other
+    lender: CoreLender | None = None  # its threads, if no core is left beside theirs
 
 
 def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
@@ -45,7 +46,9 @@ def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
     # Every fed token may ask for logits: where a prompt is scored.
     bounds = StepBounds(config.max_step_tokens, config.max_step_tokens, config.max_seqs, max_len)
     backend = CpuBackend(_forward(files), files.weights(), bounds, pool=pool, isa=config.isa, is_exact=config.is_exact)
-    folder = None if config.packed_dir is None else PackedFolder(config.packed_dir, files.path, config.writes_packed)
+    folder = None
+    if config.packed_dir is not None:
+        folder = PackedFolder(config.packed_dir, files.name, files.path, config.is_packed_kept)
     need = backend.memory
     num_blocks = kv_blocks(config, max_len, need.kv_block, backend.block_size)
 
@@ -62,7 +65,7 @@ def cpu_device(files: ModelFiles, config: EngineConfig, max_len: int) -> Device:
         ledger=Ledger(need.weights, num_blocks * need.kv_block, need.arena + need.scratch, available_bytes()),
         load=lambda: backend.load(num_blocks, folder),
         close=close,
-        lender=pool if num_threads >= default_num_threads() else None,
+        lender=pool if num_threads >= len(os.sched_getaffinity(0)) else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -91,7 +91,8 @@ class _Growing:
 class LLM:
     """A loaded model for programs. Not thread-safe; close it, or use it as a context manager.
 
-    `model` is a known name (pulled once), `hf:org/name`, a GGUF file or a directory.
+    `model` is a known name (pulled once), `hf:org/name`, a GGUF file or a directory. `cache_dir` is where models are
+    kept, and looked for packed.
     """
 
     def __init__(
@@ -103,7 +104,10 @@ class LLM:
     ) -> None:
         folder = cache_dir or hub.default_cache_dir()
         path = hub.pull(str(model), folder)
-        self._loaded: Loaded = load(path, config or EngineConfig(packed_dir=hub.packed_dir(folder)))
+        chosen = config or EngineConfig()
+        if chosen.packed_dir is None:
+            chosen = replace(chosen, packed_dir=hub.packed_dir(folder))
+        self._loaded: Loaded = load(path, chosen)
         self._engine = self._loaded.engine
         self._asker = Asker(itertools.count(1).__next__, self._loaded.files.end_ids)
         self._is_closed = False

@@ -54,7 +54,8 @@ def _group_room(group: ControlGroup) -> int | None:
     most, used = (text_of(group.folder / name).strip() for name in (limit, usage))
     if not most.isdigit() or not used.isdigit():
         return None  # "max", or no such file: no limit here
-    reclaimable = _stat(group.folder / "memory.stat", "inactive_file")
+    # Copies of files, those too that were read twice or are mapped: the system gives them up before it kills anyone.
+    reclaimable = sum(_stat(group.folder / "memory.stat", name) for name in ("inactive_file", "active_file"))
     return int(most) - int(used) + reclaimable
 
 

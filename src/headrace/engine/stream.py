@@ -93,6 +93,7 @@ class AsyncEngine:
         """`lender`: the engine's threads, where telling events would take a core from them anyway."""
         self._engine = engine
         self._lender = lender
+        self._lent_for: Delivery | None = None  # the last for which a core was lent
         self._ids = itertools.count(1)
         self._streams: dict[int, Stream] = {}
         self._thread = EngineThread(engine, self._deliver)
@@ -174,12 +175,13 @@ class AsyncEngine:
         """On the engine's thread: hand the step's events to the loop, in one call."""
         if self._loop is not None and not self._loop.is_closed():
             if self._lender is not None and len(delivery.events) >= LENDING_EVENTS:
+                self._lent_for = delivery
                 self._lender.lend_core()
             self._loop.call_soon_threadsafe(self._dispatch, delivery)
 
     def _dispatch(self, delivery: Delivery) -> None:
-        if self._lender is not None:
-            self._take_core_back(TELLING_TURNS)
+        if self._lender is not None and delivery is self._lent_for:
+            self._take_core_back(self._lender, delivery, TELLING_TURNS)
         for event in delivery.events:
             stream = self._streams.get(event.request_id)
             if stream is None:
@@ -190,9 +192,9 @@ class AsyncEngine:
             else:
                 stream.put(Stamped(delivery.now_us, event))
 
-    def _take_core_back(self, turns: int) -> None:
-        """After so many turns of the loop."""
-        if turns > 0 and self._loop is not None:
-            self._loop.call_soon(self._take_core_back, turns - 1)
-        elif self._lender is not None:
-            self._lender.take_core_back()
+    def _take_core_back(self, lender: CoreLender, delivery: Delivery, turns: int) -> None:
+        """After so many turns of the loop, unless it has been lent for another delivery since."""
+        if turns > 0:
+            asyncio.get_running_loop().call_soon(self._take_core_back, lender, delivery, turns - 1)
+        elif delivery is self._lent_for:
+            lender.take_core_back()

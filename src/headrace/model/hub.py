@@ -113,7 +113,7 @@ def fetch_repository(reference: str, cache_dir: Path, client: Any = None) -> Pat
         raise
     except Exception as error:  # the client's errors have no common base
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(f"{reference} could not be fetched: {reason}; without a network, give --model PATH") from None
+        raise ModelError(f"{reference} could not be fetched: {reason}; without a network, give a path") from None
     return target
 
 

