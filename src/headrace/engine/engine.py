@@ -188,7 +188,8 @@ class EngineThread:
         """
         with self._wake:
             self._num_coming += change
-            self._wake.notify()
+            if self._num_coming <= 0:  # else it would wake up to wait on
+                self._wake.notify()
 
     def stop(self) -> None:
         """End the thread after the step that is running. Requests still there are ended as cancelled."""
@@ -211,7 +212,8 @@ class EngineThread:
             if self._has_ended:
                 return False
             self._inbox.append(message)
-            self._wake.notify()
+            if len(self._inbox) == 1:  # else it is awake already, or waits for those that are expected
+                self._wake.notify()
             return True
 
     def _loop(self) -> None:
