@@ -39,9 +39,8 @@ def read_into_cache(path: Path) -> None:
 def map_into_cache(path: Path) -> None:
     """The same for a file that starts map, in pages as large as the first of them would have it."""
     with path.open("rb") as file:
-        os.posix_fadvise(
-            file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED
-        )  # what came while memory was short is in small ones
+        # What came while memory was short lies in small ones.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
             mapped.madvise(mmap.MADV_HUGEPAGE)
             for at in range(0, len(mapped), mmap.PAGESIZE):

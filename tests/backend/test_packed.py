@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import LLM, _core
-from headrace.backend.packed import TRAILER
+from headrace.backend.packed import TRAILER, probes
 from headrace.engine.config import BackendKind, EngineConfig
 from headrace.engine.load import load
-from headrace.tensor import Tensor
+from headrace.tensor import FORMATS, Tensor, from_f32
 from headrace.types import CapacityError, SamplingParams
 from tiny import write_tiny_llama_gguf, write_tiny_llama_hf
 
@@ -247,6 +247,15 @@ def test_a_model_that_was_never_packed_is_not_searched(
 def test_weights_that_nobody_can_keep_are_not_asked_for(fields: dict[str, Any]) -> None:
     with pytest.raises(CapacityError, match="can be kept by the CPU backend alone, and in a folder"):
         EngineConfig(is_packed_kept=True, **fields)
+
+
+def test_the_probes_of_a_mixed_file_come_in_one_order_in_every_process() -> None:
+    pool, names = _core.ThreadPool(1), ("q8_0", "f16", "q4_1", "bf16", "q4_0")  # decoded to f32 for exact weights
+    values = np.zeros((16, 32), np.float32)
+    parts = [(_core.Weight("scalar", "f32", 16, 32), from_f32(values, FORMATS[name])) for name in names]
+    _, *decoded = probes("scalar", parts, pool)
+    each = {name: list(probes("scalar", [part], pool))[1] for name, part in zip(names, parts, strict=True)}
+    assert decoded == [each[name] for name in sorted(names)]
 
 
 # The digest -----------------------------------------------------------------------------------------------------

@@ -133,7 +133,7 @@ class PackedFolder:
         for weight, tensor in parts:
             _add_tensor(key, tensor)
             key.update(repr((weight.format, weight.rows, weight.columns, weight.nbytes)).encode())
-        for piece in _probes(isa, parts, pool):
+        for piece in probes(isa, parts, pool):
             key.update(piece)
         mode = 0o600 | (0o044 if all(file.st_mode & 0o044 == 0o044 for file in files) else 0)
         return PackedFile(self.path / f"{name}-{key.hexdigest()[:16]}{SUFFIX}", key.digest(), mode, self.is_kept)
@@ -159,7 +159,7 @@ def _add_tensor(key: hashlib._Hash, tensor: Tensor) -> None:
         key.update(piece)
 
 
-def _probes(isa: str, parts: Sequence[Part], pool: _core.ThreadPool) -> Iterator[bytes]:
+def probes(isa: str, parts: Sequence[Part], pool: _core.ThreadPool) -> Iterator[bytes]:
     """What is made of some matrices: no number is to be raised, and none forgotten, when layouts or decoders change."""
     for name in sorted({weight.format for weight, _ in parts}):
         fmt = FORMATS[name]
@@ -169,7 +169,8 @@ def _probes(isa: str, parts: Sequence[Part], pool: _core.ThreadPool) -> Iterator
         for probe in probes:
             probe.pack(pool, _probe_bytes(fmt, columns))
         yield block.tobytes()
-    for fmt in {tensor.format for weight, tensor in parts if tensor.format.name != weight.format}:
+    for name in sorted({tensor.format.name for weight, tensor in parts if tensor.format.name != weight.format}):
+        fmt = FORMATS[name]
         yield fmt.unpack(_probe_bytes(fmt, PROBE_COLUMNS).reshape(-1, fmt.block_bytes)).tobytes()
 
 

@@ -55,7 +55,7 @@ class Loaded:
     limits: Limits
     ledger: Ledger
     device: str  # which kernels, how many threads
-    lender: CoreLender | None
+    lender: CoreLender | None  # the backend's threads, if no core is left beside theirs
     packed: Path | None  # the file that the weights are mapped from, or were written to
     stages: tuple[tuple[str, float], ...]
     close: Callable[[], None]  # end background work and threads of the backend

@@ -50,8 +50,8 @@ class LocalExecutor:
 
 
 def _result(plan: StepPlan, rows: RowResults, elapsed_us: int) -> StepResult:
-    wants_scores = any(request.params.logprobs is not None for request in plan.requests)
-    if plan.is_decode and not wants_scores:  # one token each, and nothing else to tell
+    # One token each, and nothing else to tell?
+    if plan.is_decode and not any(request.params.logprobs is not None for request in plan.requests):
         nothing = (None,) * plan.num_slices
         return StepResult(plan.step, array("i", rows.tokens), plan.row_offsets, nothing, nothing, elapsed_us)
     tokens, offsets = array("i"), array("i", [0])
