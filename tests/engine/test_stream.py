@@ -10,7 +10,7 @@ from fake_executor import FakeExecutor
 from headrace.engine.engine import Engine
 from headrace.engine.stream import LENDING_EVENTS, AsyncEngine
 from headrace.sched import FCFS, Scheduler
-from headrace.types import KVGroup, KVKind, Limits, Request, SamplingParams
+from headrace.types import Event, Finished, KVGroup, KVKind, Limits, Request, RequestError, SamplingParams
 
 GROUPS = (KVGroup(KVKind.FULL, (0,), 1, 1),)
 LIMITS = Limits(max_seqs=64, max_step_tokens=256, max_len=64, block_size=4, num_blocks=(1024,))
@@ -29,17 +29,33 @@ class Lender:
         self.notes.append("back")
 
 
+class Sender:
+    """A client: what it is told it sends on a turn of the loop later."""
+
+    def __init__(self, notes: list[str]) -> None:
+        self.notes = notes
+        self.done = asyncio.Event()
+
+    def take(self, event: Event, now_us: int) -> None:
+        asyncio.get_running_loop().call_soon(self.notes.append, "sent")
+        if isinstance(event, Finished):
+            self.done.set()
+
+    def fail(self, error: RequestError) -> None:
+        raise AssertionError(error)
+
+
 async def tell(num_clients: int, notes: list[str], lender: Lender | None) -> None:
-    """Every client is told all of an answer; what it is told it sends on a turn of the loop later."""
+    """Every client is told all of an answer."""
     executor = FakeExecutor(GROUPS, LIMITS.num_blocks, LIMITS.block_size)
     engine = AsyncEngine(Engine(Scheduler(LIMITS, GROUPS, FCFS()), executor), lender)
-    loop = asyncio.get_running_loop()
 
     async def client() -> None:
         params = SamplingParams(max_tokens=5, ignore_eos=True)
-        async with engine.stream(Request(engine.next_id(), array("i", [1, 2, 3]), params, seed=0)) as events:
-            async for _ in events:
-                loop.call_soon(notes.append, "sent")
+        request = Request(engine.next_id(), array("i", [1, 2, 3]), params, seed=0)
+        listener = Sender(notes)
+        with engine.stream(request, listener):
+            await listener.done.wait()
 
     clients = [asyncio.ensure_future(client()) for _ in range(num_clients)]
     await asyncio.sleep(0)  # all have asked before the first step

@@ -9,7 +9,6 @@ import pytest
 from echoing import tiny_tokenizer
 
 from headrace.engine.answers import Ending
-from headrace.engine.stream import Stamped
 from headrace.server.answer import Answer, Delta, Receipt
 from headrace.server.openai.errors import ENGINE_FAILED, SHUTTING_DOWN
 from headrace.text.answer import AnswerText, TextOptions
@@ -43,7 +42,7 @@ def ids(text: str) -> array[int]:
 
 
 def feed(answer: Answer, *events: Any) -> list[Delta | Receipt]:
-    return [item for i, event in enumerate(events) for item in answer.take(Stamped(200 + 100 * i, event))]
+    return [item for i, event in enumerate(events) for item in answer.take(event, 200 + 100 * i)]
 
 
 def tokens(text: str, **fields: Any) -> Tokens:

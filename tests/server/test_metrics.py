@@ -8,7 +8,7 @@ from array import array
 from echoing import tiny_tokenizer
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.engine.stream import EngineGauges, Stamped
+from headrace.engine.stream import EngineGauges
 from headrace.server.answer import Answer
 from headrace.server.metrics import BUCKETS, Histogram, MetricsPage, RequestMetrics
 from headrace.server.timing import Timing
@@ -57,7 +57,7 @@ def test_counters_end_in_total_and_no_sample_is_there_twice() -> None:
 def test_an_answer_that_was_left_counts_its_tokens_but_not_its_prompt() -> None:
     request = Request(7, array("i", [5]), SamplingParams(), seed=1, stop_ids=frozenset({2}), arrival_us=100)
     answer = Answer(0, request, AnswerText(tiny_tokenizer(), TextOptions()))
-    answer.take(Stamped(200, Tokens(7, array("i", [70, 71]))))
+    answer.take(Tokens(7, array("i", [70, 71])), 200)
     requests = RequestMetrics()
     requests.count(answer)
     assert (requests.completion_tokens, requests.prompt_tokens, requests.answers["abort"]) == (2, 0, 1)

@@ -1,7 +1,7 @@
 """Streams: what a request gave, on the event loop's side of the engine's thread.
 
-Owns the way from the engine's deliveries to whoever awaits a request's events: one call into the loop per step, a
-queue per request. Leaving a stream early cancels its request.
+Owns the way from the engine's deliveries to whoever listens to a request: one call into the loop per step, and from
+there one to each listener. Leaving a stream early cancels its request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -19,7 +19,7 @@ from headrace.types import Event, Finished, Request, RequestError
 
 # Events of a delivery that are worth a core while they are told: beside fewer, no difference was measured.
 LENDING_EVENTS = 16
-TELLING_TURNS = 3  # of the loop: streams hand on what they got, their connections send it, and it is done
+TELLING_TURNS = 3  # of the loop: listeners hand on what they heard, their connections send it, and it is done
 
 
 class CoreLender(Protocol):
@@ -29,12 +29,14 @@ class CoreLender(Protocol):
     def take_core_back(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Stamped:
-    """An event and when its step ended."""
+class Listener(Protocol):
+    """Hears what a request gave, on the event loop, in order. Must not raise: others wait for their turn."""
 
-    now_us: int
-    event: Event
+    def take(self, event: Event, now_us: int) -> None:
+        """`now_us`: when the step that gave it ended. The last event is Finished."""
+
+    def fail(self, error: RequestError) -> None:
+        """The engine refused the request, or a server that stops cuts it off. Nothing comes after a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,39 +53,38 @@ class EngineGauges:
 
 
 class Stream:
-    """One request's events, in order, ending with Finished. Use as an async context manager and iterator."""
+    """One request on its way: submitted when entered, cancelled when left before its last event."""
 
-    def __init__(self, owner: AsyncEngine, request: Request) -> None:
+    def __init__(self, owner: AsyncEngine, request: Request, listener: Listener) -> None:
         self.request = request
+        self.has_ended = False
         self._owner = owner
-        self._queue: asyncio.Queue[Stamped | RequestError] = asyncio.Queue()
-        self._has_ended = False
+        self._listener = listener
 
     def cancel(self) -> None:
         """Ask the engine to end the request. Its last event still comes: Finished, with the usage so far."""
         self._owner.cancel(self.request.id)
 
-    def put(self, item: Stamped | RequestError) -> None:
-        self._queue.put_nowait(item)
+    def fail(self, error: RequestError) -> None:
+        self._listener.fail(error)
 
-    async def __aenter__(self) -> Stream:
+    def put(self, event: Event | Rejected, now_us: int) -> None:
+        if isinstance(event, Rejected):
+            reason = event.rejection
+            self.has_ended = True
+            self._listener.fail(RequestError(reason.message, reason.param, reason.code))
+        else:
+            self.has_ended = isinstance(event, Finished)
+            self._listener.take(event, now_us)
+
+    def __enter__(self) -> Stream:
         self._owner.open(self)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._owner.close(self, is_cancelled=not self._has_ended)
-
-    async def __aiter__(self) -> AsyncIterator[Stamped]:
-        """The events as they come; raises RequestError if the engine refused the request."""
-        while not self._has_ended:
-            item = await self._queue.get()
-            if isinstance(item, RequestError):
-                self._has_ended = True
-                raise item
-            self._has_ended = isinstance(item.event, Finished)
-            yield item
+        self._owner.close(self, is_cancelled=not self.has_ended)
 
 
 class AsyncEngine:
@@ -121,9 +122,9 @@ class AsyncEngine:
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._thread.expect, -1)
 
-    def stream(self, request: Request) -> Stream:
+    def stream(self, request: Request, listener: Listener) -> Stream:
         """A stream of the request's events; the request is submitted when the stream is entered."""
-        return Stream(self, request)
+        return Stream(self, request, listener)
 
     @property
     def num_open(self) -> int:
@@ -184,13 +185,8 @@ class AsyncEngine:
             self._take_core_back(self._lender, delivery, TELLING_TURNS)
         for event in delivery.events:
             stream = self._streams.get(event.request_id)
-            if stream is None:
-                continue  # the client left
-            if isinstance(event, Rejected):
-                reason = event.rejection
-                stream.put(RequestError(reason.message, reason.param, reason.code))
-            else:
-                stream.put(Stamped(delivery.now_us, event))
+            if stream is not None:  # else the client left
+                stream.put(event, delivery.now_us)
 
     def _take_core_back(self, lender: CoreLender, delivery: Delivery, turns: int) -> None:
         """After so many turns of the loop, unless it has been lent for another delivery since."""

@@ -53,12 +53,12 @@ class Admission:
     @property
     def oldest_us(self) -> int | None:
         """When the oldest answer under way was asked for."""
-        return next((stream.request.arrival_us for stream in self._streams.values()), None)
+        return next((stream.request.arrival_us for stream in self._streams.values() if not stream.has_ended), None)
 
     @property
     def request_ids(self) -> tuple[int, ...]:
         """Of the answers under way, oldest first."""
-        return tuple(self._streams)
+        return tuple(id for id, stream in self._streams.items() if not stream.has_ended)
 
     def drain(self) -> None:
         """Take nothing more."""
@@ -68,4 +68,4 @@ class Admission:
         """Tell every answer under way that it ends here, and why."""
         for stream in self._streams.values():
             stream.cancel()
-            stream.put(RequestError(CUT_OFF, None, SHUTTING_DOWN))
+            stream.fail(RequestError(CUT_OFF, None, SHUTTING_DOWN))

@@ -11,25 +11,24 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headrace.engine.answers import Ending, ending_of
-from headrace.engine.stream import Stamped
 from headrace.server.openai.errors import CUT_OFF, ENGINE_FAILED, SHUTTING_DOWN
 from headrace.server.timing import Timing
 from headrace.text.answer import AnswerText, TextDelta, TextOptions, TokenText
 from headrace.text.tokenizer import Tokenizer
-from headrace.types import Finished, FinishReason, Preempted, Request, RequestError, TokenLogprobs, Tokens, Usage
+from headrace.types import Event, Finished, FinishReason, Preempted, Request, RequestError, TokenLogprobs, Tokens, Usage
 
 
-@dataclass(frozen=True, slots=True)
-class ScoredToken:
+class ScoredToken(msgspec.Struct, frozen=True, gc=False):
     """One token of the text, for logprobs. The pieces of an answer join to its text."""
 
     token: TokenText
     logprobs: TokenLogprobs | None  # None: the prompt's first token, which nothing predicts
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """What was added to one choice."""
 
     choice: int
@@ -88,13 +87,13 @@ class Answer:
     _logprobs: deque[TokenLogprobs] = field(default_factory=deque)  # of tokens whose text is not out yet
     _prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
-    def take(self, stamped: Stamped) -> list[Delta | Receipt]:
-        """What an event adds. RequestError if the engine gave the request up."""
-        match stamped.event:
-            case Tokens() as event:
-                return list(self._take_tokens(event, stamped.now_us))
-            case Finished() as event:
-                return [*self._take_end(event), self._close(event.usage, stamped.now_us)]
+    def take(self, event: Event, now_us: int) -> list[Delta | Receipt]:
+        """What an event adds, of a step that ended at `now_us`. RequestError if the engine gave the request up."""
+        match event:
+            case Tokens():
+                return self._take_tokens(event, now_us)
+            case Finished():
+                return [*self._take_end(event), self._close(event.usage, now_us)]
             case Preempted():
                 self.num_preemptions += 1
         return []
@@ -104,7 +103,7 @@ class Answer:
         """Whether a stop string ended the answer and the engine does not know yet."""
         return self.ending is not None and self.receipt is None
 
-    def _take_tokens(self, event: Tokens, now_us: int) -> list[Delta]:
+    def _take_tokens(self, event: Tokens, now_us: int) -> list[Delta | Receipt]:
         self._prompt_logprobs += event.prompt_logprobs or ()
         if self.ending is not None or not event.tokens:
             return []
@@ -120,7 +119,7 @@ class Answer:
             self.ending = Ending("stop", delta.stop)
         return self._deltas(delta)
 
-    def _take_end(self, event: Finished) -> list[Delta]:
+    def _take_end(self, event: Finished) -> list[Delta | Receipt]:
         if self.ending is not None:
             return []  # a stop string ended it before
         if event.reason is FinishReason.ERROR:
@@ -149,11 +148,11 @@ class Answer:
         )
         return self.receipt
 
-    def _deltas(self, delta: TextDelta) -> list[Delta]:
+    def _deltas(self, delta: TextDelta) -> list[Delta | Receipt]:
         """What goes out, behind the prompt if that is echoed: nothing while text is held back."""
         if not delta and self.ending is None:
             return []
-        deltas = []
+        deltas: list[Delta | Receipt] = []
         if self.echo is not None:
             deltas.append(Delta(self.choice, self.echo.text, self._echoed(self.echo.tokens)))
             self.echo = None

@@ -92,7 +92,7 @@ class OpenAIEndpoints:
         self,
         http: Request,
         generation: Generation,
-        items: AsyncGenerator[Item, None],
+        items: AsyncGenerator[list[Item], None],
         shape: Completions | Chats,
         headers: dict[str, str],
     ) -> Response:
@@ -104,7 +104,7 @@ class OpenAIEndpoints:
         return EventStream(first, pieces, headers)
 
     async def _whole(
-        self, items: AsyncGenerator[Item, None], shape: Completions | Chats, headers: dict[str, str]
+        self, items: AsyncGenerator[list[Item], None], shape: Completions | Chats, headers: dict[str, str]
     ) -> Response:
         choices, receipts = await fold(items)
         num_pieces = sum(len(delta.pieces or ()) for deltas in choices for delta in deltas)
@@ -115,33 +115,33 @@ class OpenAIEndpoints:
         return await self.workers.run(write, is_quick=num_pieces <= INLINE_PIECES)
 
 
-async def fold(items: AsyncGenerator[Item, None]) -> tuple[list[list[Delta]], list[Receipt]]:
+async def fold(items: AsyncGenerator[list[Item], None]) -> tuple[list[list[Delta]], list[Receipt]]:
     """The whole answer's choices, from the same deltas that a stream sends, and what they took."""
     choices: dict[int, list[Delta]] = {}
     receipts: dict[int, Receipt] = {}
     async with contextlib.aclosing(items):
-        async for item in items:
-            if isinstance(item, Receipt):
-                receipts[item.choice] = item
-            else:
-                choices.setdefault(item.choice, []).append(item)
+        async for batch in items:
+            for item in batch:
+                if isinstance(item, Receipt):
+                    receipts[item.choice] = item
+                else:
+                    choices.setdefault(item.choice, []).append(item)
     order = sorted(choices)
     return [choices[i] for i in order], [receipts[i] for i in order]
 
 
 async def events(
-    items: AsyncGenerator[Item, None], shape: Completions | Chats, *, has_usage_chunk: bool
+    items: AsyncGenerator[list[Item], None], shape: Completions | Chats, *, has_usage_chunk: bool
 ) -> AsyncGenerator[bytes, None]:
     """The answer as server-sent events. An error after the first of them is the last event before [DONE]."""
     receipts: list[Receipt] = []
     has_begun = False
     async with contextlib.aclosing(items):
         try:
-            async for item in items:
-                if isinstance(item, Receipt):
-                    receipts.append(item)
-                    continue
-                if chunks := shape.chunks(item):
+            async for batch in items:
+                receipts += [item for item in batch if isinstance(item, Receipt)]
+                chunks = [chunk for item in batch if isinstance(item, Delta) for chunk in shape.chunks(item)]
+                if chunks:
                     yield b"".join(map(event, chunks))
                     has_begun = True
             if has_usage_chunk:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from headrace.engine.answers import Asker, text_options
+from headrace.engine.stream import Stream
 from headrace.server.admission import Admission
 from headrace.server.answer import Answer, Delta, Receipt
 from headrace.server.metrics import RequestMetrics
@@ -20,8 +21,7 @@ from headrace.server.openai.requests import ChatRequest, CompletionRequest, Gene
 from headrace.server.prompts import Prompt, Prompts
 from headrace.server.serving import Serving
 from headrace.text.answer import AnswerText
-
-T = TypeVar("T")
+from headrace.types import Event
 
 Item = Delta | Receipt  # a receipt closes its choice
 
@@ -35,30 +35,33 @@ class Generator:
     admission: Admission
     metrics: RequestMetrics
 
-    async def completion(self, request: CompletionRequest, arrival_us: int) -> AsyncGenerator[Item, None]:
+    def completion(self, request: CompletionRequest, arrival_us: int) -> AsyncGenerator[list[Item], None]:
         """The answers to every prompt, choice i * n + j being the j-th to the i-th."""
-        generation = request.generation
-        with self.admission.places(len(request.prompts) * generation.n):
+        prompts = functools.partial(self.prompts.of_completion, request)
+        return self._run(prompts, len(request.prompts), request.generation, arrival_us)
+
+    def chat(self, request: ChatRequest, arrival_us: int) -> AsyncGenerator[list[Item], None]:
+        """The choices of the next message."""
+        prompts = functools.partial(self.prompts.of_chat, request)
+        return self._run(prompts, 1, request.generation, arrival_us)
+
+    async def _run(
+        self, make: Callable[[], Awaitable[list[Prompt]]], num_prompts: int, generation: Generation, arrival_us: int
+    ) -> AsyncGenerator[list[Item], None]:
+        """Let the engine work on all answers; what they give, as much at a time as there is."""
+        with self.admission.places(num_prompts * generation.n), contextlib.ExitStack() as under_way:
             with self.serving.engine.expecting():
-                prompts = await self.prompts.of_completion(request)
+                prompts = await make()
             answers = [
                 answer
                 for i, prompt in enumerate(prompts)
                 for answer in self._answers(generation, prompt, i * generation.n, arrival_us)
             ]
-            async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
-                async for item in items:
-                    yield item
-
-    async def chat(self, request: ChatRequest, arrival_us: int) -> AsyncGenerator[Item, None]:
-        """The choices of the next message."""
-        with self.admission.places(request.generation.n):
-            with self.serving.engine.expecting():
-                prompt = await self.prompts.of_chat(request)
-            answers = self._answers(request.generation, prompt, 0, arrival_us)
-            async with contextlib.aclosing(merged([self._run(answer) for answer in answers])) as items:
-                async for item in items:
-                    yield item
+            gathered = Gathered(len(answers))
+            for answer in answers:
+                under_way.enter_context(self._answering(answer, gathered))
+            while items := await gathered.take():
+                yield items
 
     def _answers(self, generation: Generation, prompt: Prompt, index: int, arrival_us: int) -> list[Answer]:
         """The n answers to one prompt; their indices begin at `index`."""
@@ -84,62 +87,75 @@ class Generator:
             for i, request in enumerate(requests)
         ]
 
-    async def _run(self, answer: Answer) -> AsyncGenerator[Item, None]:
-        """Let the engine work on one answer."""
-        stream = self.serving.engine.stream(answer.request)
+    @contextlib.contextmanager
+    def _answering(self, answer: Answer, gathered: Gathered) -> Iterator[None]:
+        """Have the engine work on one answer for as long as the context is open."""
+        listener = AnswerListener(answer, gathered)
+        stream = listener.stream = self.serving.engine.stream(answer.request, listener)
         try:
-            with self.admission.under_way(stream):
-                async with stream:
-                    async for stamped in stream:
-                        was_cut = answer.is_cut
-                        for item in answer.take(stamped):
-                            yield item
-                        if answer.is_cut and not was_cut:
-                            stream.cancel()
+            with self.admission.under_way(stream), stream:
+                yield
         finally:
             self.metrics.count(answer)
 
 
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """What `sources` give, as it comes. The first exception of one ends all; so does closing this generator."""
-    if len(sources) == 1:
-        async with contextlib.aclosing(sources[0]) as source:
-            async for item in source:
-                yield item
-        return
-    queue: asyncio.Queue[_Given[T]] = asyncio.Queue()
-    pumps = [asyncio.ensure_future(_pump(source, queue)) for source in sources]
-    num_open = len(pumps)
-    try:
-        while num_open:
-            given = await queue.get()
-            if given.error is not None:
-                raise given.error
-            if given.has_ended:
-                num_open -= 1
-            for item in given.items:
-                yield item
-    finally:
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+class Gathered:
+    """What the answers to one request gave, kept until it is taken. Used on one event loop."""
+
+    def __init__(self, num_answers: int) -> None:
+        self._num_open = num_answers
+        self._items: list[Item] = []
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def take(self) -> list[Item]:
+        """All that has come since the last time, at least one item; none once all answers have ended.
+
+        Raises the first error, once what came before it has been taken.
+        """
+        if not self._items and self._error is None and self._num_open:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        if not self._items and self._error is not None:
+            raise self._error
+        items, self._items = self._items, []
+        return items
+
+    def add(self, items: list[Item]) -> None:
+        if items and self._error is None:
+            self._items += items
+            self._num_open -= isinstance(items[-1], Receipt)
+            self._wake()
+
+    def fail(self, error: Exception) -> None:
+        if self._error is None:
+            self._error = error
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Given(Generic[T]):
-    """What a source put into the queue: an item, its end or its failure."""
+class AnswerListener:
+    """Makes items of what the engine tells of one answer."""
 
-    items: tuple[T, ...] = ()
-    has_ended: bool = False
-    error: Exception | None = None
+    stream: Stream
 
+    def __init__(self, answer: Answer, gathered: Gathered) -> None:
+        self._answer = answer
+        self._gathered = gathered
 
-async def _pump(source: AsyncGenerator[T, None], queue: asyncio.Queue[_Given[T]]) -> None:
-    try:
-        async with contextlib.aclosing(source):
-            async for item in source:
-                queue.put_nowait(_Given((item,)))
-    except Exception as error:
-        queue.put_nowait(_Given(error=error))
-    else:
-        queue.put_nowait(_Given(has_ended=True))
+    def take(self, event: Event, now_us: int) -> None:
+        was_cut = self._answer.is_cut
+        try:
+            items = self._answer.take(event, now_us)
+        except Exception as error:
+            self.fail(error)
+            return
+        self._gathered.add(items)
+        if self._answer.is_cut and not was_cut:
+            self.stream.cancel()
+
+    def fail(self, error: Exception) -> None:
+        self._gathered.fail(error)

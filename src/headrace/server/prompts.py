@@ -58,12 +58,12 @@ class Prompts:
         work = functools.partial(self._of_completion, request)
         return await self.workers.run(work, is_quick=size <= INLINE_CHARS)
 
-    async def of_chat(self, request: ChatRequest) -> Prompt:
-        """The conversation through the model's template."""
+    async def of_chat(self, request: ChatRequest) -> list[Prompt]:
+        """The conversation through the model's template: one prompt."""
         ids = array("i", await self.chat_ids(request.conversation))
         prompt = Prompt(ids, self._fitted(request.generation.params, ids))
         check_scores([prompt], request.generation.n)
-        return prompt
+        return [prompt]
 
     async def chat_ids(self, conversation: Conversation) -> list[int]:
         work = functools.partial(self._chat_ids, conversation)

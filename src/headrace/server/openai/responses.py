@@ -61,7 +61,7 @@ class Completions:
         return self._envelope.closed("text_completion", [self._choice(deltas) for deltas in choices], receipts)
 
     def chunks(self, delta: Delta) -> list[Json]:
-        return [self._envelope.wrap("text_completion", [self._choice([delta])])]
+        return [self._envelope.wrap("text_completion", [self._choice((delta,))])]
 
     def usage_chunk(self, receipts: Sequence[Receipt]) -> Json:
         return self._envelope.closed("text_completion", [], receipts)
@@ -69,7 +69,7 @@ class Completions:
     def _choice(self, deltas: Sequence[Delta]) -> Json:
         return {
             "index": deltas[0].choice,
-            "text": "".join(delta.text for delta in deltas),
+            "text": "".join([delta.text for delta in deltas]),
             "logprobs": self._logprobs(deltas),
             **_ending(deltas[-1].ending),
         }
