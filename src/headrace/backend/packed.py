@@ -1,4 +1,4 @@
-"""Packed weights on disk: a start that maps them need neither pack anew nor take memory of its own for them.
+"""Packed weights on disk: a start that maps them needs neither pack anew nor take memory of its own for them.
 
 Owns the file's form, its name, and when it is good: for one model, as its files were, and one layout of the kernels.
 Anything else, a damaged file too, is as if there were none. Nothing is written unless asked for.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MAGIC = b"headrace"
 TRAILER = struct.Struct("<8s32sQQ")  # MAGIC, the key, bytes of the block, its digest
 SUFFIX, PARTIAL_SUFFIX = ".packed", ".part"
-MAX_NAME_CHARS = 100  # of a model's name in that of the file
+MAX_NAME_BYTES = 200  # of a model's name in that of the file; file systems allow 255 for all of it
 SAMPLES, SAMPLE_BYTES = 4, 4096  # of each tensor's bytes: tell models of one shape apart that were made in one second
 PROBE_ROWS, PROBE_COLUMNS = 41, 96  # whole tiles of outputs and groups of inputs, and a tile that is not whole
 PROBE_MORE_COLUMNS = 8  # where a format has no blocks: a group that is not whole
@@ -99,7 +99,8 @@ class PackedFile:
             partial.unlink(missing_ok=True)
 
     def _refuse(self, reason: str) -> bool:
-        log.warning("%s is not used, the weights are packed anew: %s; `headrace pack` replaces it", self.path, reason)
+        advice = "it is replaced" if self.is_kept else "`headrace pack` replaces it"
+        log.warning("%s is not used, the weights are packed anew: %s; %s", self.path, reason, advice)
         return False
 
 
@@ -118,7 +119,7 @@ class PackedFolder:
         None if there is none of that name and none is to be written: to find out more, the model must be read. It is a
         few pages of each matrix. ModelError if it cannot be, and a file is to be written.
         """
-        name = self.name[:MAX_NAME_CHARS]
+        name = os.fsencode(self.name)[:MAX_NAME_BYTES].decode(errors="ignore")
         if not self.is_kept and not any(self.path.glob(f"{glob.escape(name)}-*{SUFFIX}")):
             return None
         try:

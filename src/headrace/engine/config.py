@@ -27,7 +27,7 @@ class OrderKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """None means: decided from the model and the machine, and reported."""
+    """None means, where nothing else is said: decided from the model and the machine, and reported."""
 
     max_len: int | None = None  # tokens of a sequence; None: the model's context
     max_seqs: int = 64  # sequences running at once
@@ -40,7 +40,7 @@ class EngineConfig:
     is_exact: bool = False  # f32 activations, keys and values: slow, for comparison with other implementations
     has_prefix_cache: bool = True
     order: OrderKind = OrderKind.FCFS
-    packed_dir: Path | None = None  # a folder where weights may lie packed for the kernels: a start maps them
+    packed_dir: Path | None = None  # where weights may lie packed for the kernels: a start maps them; None: nowhere
     is_packed_kept: bool = False  # and a start that finds none there writes them
 
     def __post_init__(self) -> None:

@@ -69,6 +69,9 @@ class Stream:
         self._listener.fail(error)
 
     def put(self, event: Event | Rejected, now_us: int) -> None:
+        """What the engine gave. Nothing is heard after the last event."""
+        if self.has_ended:
+            return
         if isinstance(event, Rejected):
             reason = event.rejection
             self.has_ended = True
@@ -101,7 +104,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Must be called on the event loop that will await the streams."""
+        """Must be called on the event loop on which listeners are to hear."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -118,17 +121,14 @@ class AsyncEngine:
         try:
             yield
         finally:
-            # Once the caller has had its turn, and tasks that it makes theirs: what it has made is submitted by then.
+            # Once the caller has had its turn, by whose end it has submitted what it made; and a turn later, in which
+            # the requests of others are read that were sent at the same time.
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._thread.expect, -1)
 
     def stream(self, request: Request, listener: Listener) -> Stream:
-        """A stream of the request's events; the request is submitted when the stream is entered."""
+        """The request's way; it is submitted when the stream is entered, and what it gives goes to the listener."""
         return Stream(self, request, listener)
-
-    @property
-    def num_open(self) -> int:
-        return len(self._streams)
 
     @property
     def is_alive(self) -> bool:

@@ -21,6 +21,7 @@ class Admission:
         self.max_open = max_open
         self.num_open = 0
         self.is_draining = False
+        self._is_over = False
         self._streams: dict[int, Stream] = {}  # by request id, so oldest first
 
     @contextlib.contextmanager
@@ -43,7 +44,9 @@ class Admission:
 
     @contextlib.contextmanager
     def under_way(self, stream: Stream) -> Iterator[None]:
-        """Know of a stream for as long as it is open."""
+        """Know of a stream for as long as it is open; RequestError if all have been ended."""
+        if self._is_over:
+            raise RequestError(CUT_OFF, None, SHUTTING_DOWN)
         self._streams[stream.request.id] = stream
         try:
             yield
@@ -53,19 +56,20 @@ class Admission:
     @property
     def oldest_us(self) -> int | None:
         """When the oldest answer under way was asked for."""
-        return next((stream.request.arrival_us for stream in self._streams.values() if not stream.has_ended), None)
+        return next((stream.request.arrival_us for stream in self._streams.values()), None)
 
     @property
     def request_ids(self) -> tuple[int, ...]:
         """Of the answers under way, oldest first."""
-        return tuple(id for id, stream in self._streams.items() if not stream.has_ended)
+        return tuple(self._streams)
 
     def drain(self) -> None:
         """Take nothing more."""
         self.is_draining = True
 
     def end_all(self) -> None:
-        """Tell every answer under way that it ends here, and why."""
+        """Tell every answer under way that it ends here, and why; and those whose prompt is still being made."""
+        self._is_over = True
         for stream in self._streams.values():
             stream.cancel()
             stream.fail(RequestError(CUT_OFF, None, SHUTTING_DOWN))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.engine.answers import Asker, text_options
-from headrace.engine.stream import Stream
 from headrace.server.admission import Admission
 from headrace.server.answer import Answer, Delta, Receipt
+from headrace.server.limits import GATHERED_ITEMS
 from headrace.server.metrics import RequestMetrics
 from headrace.server.openai.requests import ChatRequest, CompletionRequest, Generation
 from headrace.server.prompts import Prompt, Prompts
@@ -59,7 +59,7 @@ class Generator:
             ]
             gathered = Gathered(len(answers))
             for answer in answers:
-                under_way.enter_context(self._answering(answer, gathered))
+                self._start(answer, gathered, under_way)
             while items := await gathered.take():
                 yield items
 
@@ -87,16 +87,14 @@ class Generator:
             for i, request in enumerate(requests)
         ]
 
-    @contextlib.contextmanager
-    def _answering(self, answer: Answer, gathered: Gathered) -> Iterator[None]:
-        """Have the engine work on one answer for as long as the context is open."""
-        listener = AnswerListener(answer, gathered)
-        stream = listener.stream = self.serving.engine.stream(answer.request, listener)
-        try:
-            with self.admission.under_way(stream), stream:
-                yield
-        finally:
-            self.metrics.count(answer)
+    def _start(self, answer: Answer, gathered: Gathered, under_way: contextlib.ExitStack) -> None:
+        """Have the engine work on one answer, until it has ended or `under_way` does."""
+        work = under_way.enter_context(contextlib.ExitStack())
+        work.callback(self.metrics.count, answer)
+        cancel = functools.partial(self.serving.engine.cancel, answer.request.id)
+        stream = self.serving.engine.stream(answer.request, AnswerListener(answer, gathered, cancel, work.close))
+        work.enter_context(self.admission.under_way(stream))
+        work.enter_context(stream)
 
 
 class Gathered:
@@ -109,16 +107,19 @@ class Gathered:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> list[Item]:
-        """All that has come since the last time, at least one item; none once all answers have ended.
+        """What has come since the last time, at least one item; none once all answers have ended.
 
-        Raises the first error, once what came before it has been taken.
+        Where much has come, as for a client that reads slowly, it is some of it, and others have their turn before
+        more is. Raises the first error, once what came before it has been taken.
         """
-        if not self._items and self._error is None and self._num_open:
+        if self._items:
+            await asyncio.sleep(0)
+        elif self._error is None and self._num_open:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if not self._items and self._error is not None:
             raise self._error
-        items, self._items = self._items, []
+        items, self._items = self._items[:GATHERED_ITEMS], self._items[GATHERED_ITEMS:]
         return items
 
     def add(self, items: list[Item]) -> None:
@@ -128,7 +129,7 @@ class Gathered:
             self._wake()
 
     def fail(self, error: Exception) -> None:
-        if self._error is None:
+        if self._error is None and self._num_open:
             self._error = error
             self._wake()
 
@@ -140,22 +141,25 @@ class Gathered:
 class AnswerListener:
     """Makes items of what the engine tells of one answer."""
 
-    stream: Stream
-
-    def __init__(self, answer: Answer, gathered: Gathered) -> None:
+    def __init__(
+        self, answer: Answer, gathered: Gathered, cancel: Callable[[], None], close: Callable[[], None]
+    ) -> None:
+        """`cancel` asks the engine to end the answer; `close` is called when it has."""
         self._answer = answer
         self._gathered = gathered
+        self._cancel = cancel
+        self._close = close
 
     def take(self, event: Event, now_us: int) -> None:
         was_cut = self._answer.is_cut
         try:
-            items = self._answer.take(event, now_us)
-        except Exception as error:
+            self._gathered.add(self._answer.take(event, now_us))
+            if self._answer.is_cut and not was_cut:
+                self._cancel()
+            if self._answer.receipt is not None:
+                self._close()
+        except Exception as error:  # this request's alone: others are still to be told of the step
             self.fail(error)
-            return
-        self._gathered.add(items)
-        if self._answer.is_cut and not was_cut:
-            self.stream.cancel()
 
     def fail(self, error: Exception) -> None:
         self._gathered.fail(error)

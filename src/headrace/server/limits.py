@@ -31,6 +31,7 @@ WORKERS = 2  # threads that decode large bodies, render templates and tokenize l
 INLINE_CHARS = 2048  # shorter texts are tokenized on the event loop: under 1 ms, less than two thread switches cost
 INLINE_BYTES = 16 * 2**10  # shorter bodies are decoded there
 INLINE_PIECES = 128  # an answer of no more tokens with logprobs is written there
+GATHERED_ITEMS = 256  # of a stream whose client is behind: so many pieces are written in one go
 PROMPT_CHARS = 128  # what a prompt costs beside its text, in characters of text
 
 # Time --------------------------------------------------------------------------------------------------------
