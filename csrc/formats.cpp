@@ -16,8 +16,6 @@ constexpr FormatTraits kTraits[] = {
     {"q4_1", Act::q8, kGroup, 20, kTileGroupValues / 2 + 2 * kScaleBytes},
 };
 
-constexpr std::size_t align_up(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
 }  // namespace
 
 const FormatTraits& traits(Format format) { return kTraits[static_cast<int>(format)]; }

@@ -31,6 +31,7 @@ inline constexpr int kMarginHalvings = 6;
 inline constexpr int kMaxTop = 64;        // top-N logprobs of a row (types.MAX_LOGPROBS)
 inline constexpr std::size_t kLine = 64;  // of a cache
 inline constexpr std::size_t kAlign = 64;
+constexpr std::size_t align_up(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
 
 enum class Format : std::uint8_t { f32, f16, bf16, q8_0, q4_0, q4_1 };
 enum class Act : std::uint8_t { f32, bf16, q8 };  // the form in which a weight format wants its inputs

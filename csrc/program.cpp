@@ -8,8 +8,6 @@
 namespace headrace {
 namespace {
 
-constexpr std::size_t align(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
 void require(bool condition, const char* message) {
     if (!condition) throw std::invalid_argument(message);
 }
@@ -17,7 +15,7 @@ void require(bool condition, const char* message) {
 // Cuts `bytes` off the front of a block of memory.
 template <class T = std::byte>
 T* take(std::byte*& rest, std::size_t bytes) {
-    return reinterpret_cast<T*>(std::exchange(rest, rest + align(bytes)));
+    return reinterpret_cast<T*>(std::exchange(rest, rest + align_up(bytes)));
 }
 
 }  // namespace
@@ -201,15 +199,15 @@ Program::Sizes Program::sizes() const {
     const std::size_t split = most.split_states * num_heads_, thread = most.thread_states * heads_per_kv_;
     Sizes sizes{
         .acts = {},
-        .rotary = align(rotary_floats_ * sizeof(float)),
-        .split_states = align(split * sizeof(float)),
-        .split_acc = align(split * head_dim_ * sizeof(float)),
-        .thread_states = align(thread * sizeof(float)),
-        .thread_acc = align(thread * head_dim_ * sizeof(float)),
-        .logits = align(std::size_t(head_rows()) * bounds_.vocab * sizeof(float)),
-        .sample = align(sample_scratch_bytes(bounds_.vocab)),
+        .rotary = align_up(rotary_floats_ * sizeof(float)),
+        .split_states = align_up(split * sizeof(float)),
+        .split_acc = align_up(split * head_dim_ * sizeof(float)),
+        .thread_states = align_up(thread * sizeof(float)),
+        .thread_acc = align_up(thread * head_dim_ * sizeof(float)),
+        .logits = align_up(std::size_t(head_rows()) * bounds_.vocab * sizeof(float)),
+        .sample = align_up(sample_scratch_bytes(bounds_.vocab)),
     };
-    for (int act = 0; act < kNumActs; ++act) sizes.acts[act] = align(act_bytes_[act]);
+    for (int act = 0; act < kNumActs; ++act) sizes.acts[act] = align_up(act_bytes_[act]);
     return sizes;
 }
 
@@ -221,7 +219,7 @@ std::size_t Program::scratch_nbytes() const {
         planning += ((later_blocks(group) + 1) * pool_->num_threads() + 1) * sizeof(int);
     }
     return it.acts[0] + it.acts[1] + it.acts[2] + it.rotary + 2 * it.split_states + it.split_acc + it.logits +
-           pool_->num_threads() * of_thread + align(planning);
+           pool_->num_threads() * of_thread + align_up(planning);
 }
 
 std::size_t Program::max_tiles() const {

@@ -50,7 +50,7 @@ public:
 
     static std::size_t nbytes_together(const std::vector<std::shared_ptr<Weight>>& weights) {
         std::size_t bytes = 0;
-        for (const auto& weight : weights) bytes += aligned(weight->nbytes());
+        for (const auto& weight : weights) bytes += align_up(weight->nbytes());
         return bytes;
     }
 
@@ -62,13 +62,11 @@ private:
         return Block(memory, memory->data());
     }
 
-    static std::size_t aligned(std::size_t bytes) { return (bytes + kAlign - 1) / kAlign * kAlign; }
-
     static void place_all(const std::vector<std::shared_ptr<Weight>>& weights, const Block& block) {
         const bool is_passing = nbytes_together(weights) > last_cache_bytes();
         std::size_t at = 0;
         for (const auto& weight : weights) {
-            weight->place(block, std::exchange(at, at + aligned(weight->nbytes())));
+            weight->place(block, std::exchange(at, at + align_up(weight->nbytes())));
             weight->shape_.is_passing = is_passing;
         }
     }
