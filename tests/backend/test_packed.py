@@ -57,6 +57,13 @@ def packed(model: Path, folder: Path) -> Path:
     return written
 
 
+@pytest.mark.parametrize("stem", ["m" * 240, "模" * 80])  # as long as a file system lets the model's own name be
+def test_a_model_of_a_long_name_in_any_script_is_packed_and_found_again(model: Path, tmp_path: Path, stem: str) -> None:
+    named = model.rename(model.with_name(f"{stem}.gguf"))
+    file = packed(named, tmp_path / "packed")
+    assert loaded_from(named, config(tmp_path / "packed")) == file
+
+
 def test_nothing_is_written_unasked(model: Path, tmp_path: Path) -> None:
     assert loaded_from(model, config(tmp_path / "packed")) is None
     assert not (tmp_path / "packed").exists()

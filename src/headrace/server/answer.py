@@ -49,6 +49,9 @@ class Receipt:
     timing: Timing
 
 
+Item = Delta | Receipt  # a receipt closes its choice
+
+
 @dataclass(frozen=True, slots=True)
 class Echo:
     """The prompt, to be shown before the answer."""
@@ -87,7 +90,7 @@ class Answer:
     _logprobs: deque[TokenLogprobs] = field(default_factory=deque)  # of tokens whose text is not out yet
     _prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
-    def take(self, event: Event, now_us: int) -> list[Delta | Receipt]:
+    def take(self, event: Event, now_us: int) -> list[Item]:
         """What an event adds, of a step that ended at `now_us`. RequestError if the engine gave the request up."""
         match event:
             case Tokens():
@@ -103,7 +106,7 @@ class Answer:
         """Whether a stop string ended the answer and the engine does not know yet."""
         return self.ending is not None and self.receipt is None
 
-    def _take_tokens(self, event: Tokens, now_us: int) -> list[Delta | Receipt]:
+    def _take_tokens(self, event: Tokens, now_us: int) -> list[Item]:
         self._prompt_logprobs += event.prompt_logprobs or ()
         if self.ending is not None or not event.tokens:
             return []
@@ -119,7 +122,7 @@ class Answer:
             self.ending = Ending("stop", delta.stop)
         return self._deltas(delta)
 
-    def _take_end(self, event: Finished) -> list[Delta | Receipt]:
+    def _take_end(self, event: Finished) -> list[Item]:
         if self.ending is not None:
             return []  # a stop string ended it before
         if event.reason is FinishReason.ERROR:
@@ -148,11 +151,11 @@ class Answer:
         )
         return self.receipt
 
-    def _deltas(self, delta: TextDelta) -> list[Delta | Receipt]:
+    def _deltas(self, delta: TextDelta) -> list[Item]:
         """What goes out, behind the prompt if that is echoed: nothing while text is held back."""
         if not delta and self.ending is None:
             return []
-        deltas: list[Delta | Receipt] = []
+        deltas: list[Item] = []
         if self.echo is not None:
             deltas.append(Delta(self.choice, self.echo.text, self._echoed(self.echo.tokens)))
             self.echo = None

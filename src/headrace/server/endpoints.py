@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.server.answer import Delta, Receipt
-from headrace.server.generate import Generator, Item
+from headrace.server.answer import Delta, Item, Receipt
+from headrace.server.generate import Generator
 from headrace.server.limits import INLINE_BYTES, INLINE_PIECES, MAX_REPORTED_FIELDS
 from headrace.server.openai import errors
 from headrace.server.openai.bodies import Unheeded

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headrace.engine.answers import Asker, text_options
 from headrace.server.admission import Admission
-from headrace.server.answer import Answer, Delta, Receipt
+from headrace.server.answer import Answer, Item, Receipt
 from headrace.server.limits import GATHERED_ITEMS
 from headrace.server.metrics import RequestMetrics
 from headrace.server.openai.requests import ChatRequest, CompletionRequest, Generation
@@ -22,8 +22,6 @@ from headrace.server.prompts import Prompt, Prompts
 from headrace.server.serving import Serving
 from headrace.text.answer import AnswerText
 from headrace.types import Event
-
-Item = Delta | Receipt  # a receipt closes its choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headrace.types import RequestError
 
 MAX_STOPS = 16
@@ -40,8 +42,7 @@ class StopStrings:
         object.__setattr__(self, "root", _automaton(self.strings))
 
 
-@dataclass(frozen=True, slots=True)
-class StopText:
+class StopText(msgspec.Struct, frozen=True, gc=False):
     """What a piece of text gave: characters that may leave now, and the stop string that ended the text, if any."""
 
     text: str
