@@ -70,13 +70,11 @@ void AttentionPlan::make(const Batch& batch, int num_threads, int num_kv_heads) 
     while (query_tile > kMinQueryTile && has_few_tiles()) query_tile /= 2;
     add_tiles(batch, query_tile);
     order_tiles(num_threads);
-    add_claims(0, 0.0);
+    for (int i = 0; i < int(items.size()); ++i) claims.push_back({i, i + 1});
 
-    const std::size_t first_split = items.size();
+    const int first_split = int(items.size());
     add_split_items(batch);
-    double work = 0.0;
-    for (std::size_t i = first_split; i < items.size(); ++i) work += work_of(items[i]);
-    add_claims(first_split, work * num_kv_heads / (kClaimsPerThread * num_threads));
+    add_even_claims(first_split, (kClaimsPerThread * num_threads + num_kv_heads - 1) / num_kv_heads);
 }
 
 void AttentionPlan::list_blocks_read(const Batch& batch, int group, int num_threads, std::size_t most) {
@@ -190,17 +188,19 @@ void AttentionPlan::order_tiles(int num_threads) {
     for (int thread = 0; thread < num_threads; ++thread) std::reverse(share(thread), share(thread + 1));
 }
 
-// Claims of one item each, or of as many as come to `most_work`.
-void AttentionPlan::add_claims(std::size_t first_item, double most_work) {
-    double work = 0.0;
-    for (std::size_t i = first_item; i < items.size(); ++i) {
-        const double added = work_of(items[i]);
-        if (i == first_item || work + added > most_work) {
-            claims.push_back({int(i), int(i)});
-            work = 0.0;
-        }
-        claims.back().end_item = int(i) + 1;
-        work += added;
+// Claims of as even work as items allow: a small one left over would make the share that it falls into the smaller,
+// and what is taken from the other one nobody has fetched ahead.
+void AttentionPlan::add_even_claims(int first_item, int most_claims) {
+    double total = 0.0, before = 0.0;
+    for (int i = first_item; i < int(items.size()); ++i) total += work_of(items[i]);
+    int last = -1;
+    for (int i = first_item; i < int(items.size()); ++i) {
+        const double work = work_of(items[i]);
+        const int claim = int((before + work / 2) / total * most_claims);
+        if (claim != last) claims.push_back({i, i});
+        claims.back().end_item = i + 1;
+        last = claim;
+        before += work;
     }
 }
 

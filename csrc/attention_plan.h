@@ -82,7 +82,7 @@ private:
     void add_split_item(const Batch& batch, int begin, int end, int segment);
     void add_tiles(const Batch& batch, int query_tile);
     void order_tiles(int num_threads);
-    void add_claims(std::size_t first_item, double most_work);
+    void add_even_claims(int first_item, int most_claims);
     int num_tiles(const Batch& batch, int query_tile) const;
 
     std::size_t max_states_ = 0;
