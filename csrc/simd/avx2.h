@@ -1,9 +1,9 @@
 // The primitives of simd/scalar.h on AVX2 with FMA and F16C: two registers per vector.
 inline constexpr const char* kIsaName = "avx2";
 inline constexpr int kWeightOffset8 = 0;  // dot8 moves the weight's sign to the input
-// 2 rows x 1 tile of two registers each: with the integer accumulators and the weights, all 16 registers.
-inline constexpr int kGemmRows = 2;
-inline constexpr int kGemmFloatRows = 4;  // 8 accumulators: the latency of two fma units
+// 4 rows x 1 tile of two registers each: 8 accumulators. Of block formats the f32 sums lie in memory meanwhile.
+inline constexpr int kGemmRows = 4;
+inline constexpr int kGemmFloatRows = 4;
 inline constexpr int kGemmTiles = 1;
 inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
 // 4 rows x 1 vector: 8 accumulators, 4 of one K or V in f32
@@ -127,10 +127,6 @@ inline __m256i round_to_bf16(__m256 x) {
 inline void store_bf16(std::byte* p, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), pack_16(round_to_bf16(x.lo), round_to_bf16(x.hi)));
 }
-inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
-    store_bf16(reinterpret_cast<std::byte*>(words), x);
-    store_bf16(reinterpret_cast<std::byte*>(words + 8), y);
-}
 inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
     const i32x16 byte = splat(0xff), low_a = a & byte, low_b = b & byte;
     const __m256i words_a = _mm256_packus_epi32(low_a.lo, low_a.hi), words_b = _mm256_packus_epi32(low_b.lo, low_b.hi);
@@ -219,8 +215,14 @@ inline i32x16 reduce_four(const i32x16 (&x)[4], F&& f) {
 
 // Dot products ------------------------------------------------------------------------------------------------------
 
+// A sum that takes its terms one by one. Without it g++ computes a group's products first, which registers cannot hold,
+// and then adds them up as a tree.
+inline __m256i in_order(__m256i sum) {
+    asm("" : "+x"(sum));
+    return sum;
+}
 inline __m256i sum_pairs(__m256i acc, __m256i words) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+    return in_order(_mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1))));
 }
 // vpmaddubsw adds two products in 16 bits: |w| <= 128 and |x| <= 127 make 32,512 at most, so it never saturates.
 inline __m256i dot8_of_eight(__m256i acc, __m256i w, __m256i x) {
@@ -232,15 +234,11 @@ inline i32x16 dot8(i32x16 acc, i32x16 w, i32x16 x) {
 // Sums of 8 quads stay in 16 bits, two of them in a lane: 8 * 2 * 15 * 127 = 30,480 at most.
 inline i32x16 begin_dot4(i32x16) { return splat(0); }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) {
-    return {_mm256_add_epi16(acc.lo, _mm256_maddubs_epi16(w.lo, x.lo)),
-            _mm256_add_epi16(acc.hi, _mm256_maddubs_epi16(w.hi, x.hi))};
+    return {in_order(_mm256_add_epi16(acc.lo, _mm256_maddubs_epi16(w.lo, x.lo))),
+            in_order(_mm256_add_epi16(acc.hi, _mm256_maddubs_epi16(w.hi, x.hi)))};
 }
 inline i32x16 end_dot4(i32x16 acc, i32x16 start) { return {sum_pairs(start.lo, acc.lo), sum_pairs(start.hi, acc.hi)}; }
-inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
-    const i32x16 high = splat(static_cast<std::int32_t>(0xffff0000u));
-    acc = fma(bits_to_f32(shift_left<16>(w)), bits_to_f32(shift_left<16>(x)), acc);
-    return fma(bits_to_f32(w & high), bits_to_f32(x & high), acc);
-}
+#include "bf16_halves.inc"
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 inline void prefetch_outer(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }

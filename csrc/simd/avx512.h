@@ -95,8 +95,11 @@ inline f32x16 load_bf16(const std::byte* p) {
 inline void store_bf16(std::byte* p, f32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x.v)));
 }
-inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
-    store(words, i32x16{std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(y.v, x.v))});
+// One pair of numbers for all lanes, as dot_bf16 wants it.
+using Bf16Pair = std::int32_t;
+inline void store_pairs(Bf16Pair* to, f32x16 x) { store_bf16(reinterpret_cast<std::byte*>(to), x); }
+inline void store_pairs(Bf16Pair* to, f32x16 x, f32x16 y) {
+    store(to, i32x16{std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(y.v, x.v))});
 }
 inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {
     alignas(64) static constexpr auto kLowWords = [] {
@@ -159,6 +162,11 @@ inline i32x16 dot8(i32x16 acc, i32x16 w, i32x16 x) { return {_mm512_dpbusd_epi32
 inline i32x16 begin_dot4(i32x16 start) { return start; }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) { return dot8(acc, w, x); }
 inline i32x16 end_dot4(i32x16 acc, i32x16) { return acc; }
+template <int R>
+struct Bf16Inputs {
+    const std::byte* const (&rows)[R];
+    i32x16 at(int r, int k) const { return splat_bytes(rows[r] + 4 * k); }
+};
 inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
     return {_mm512_dpbf16_ps(acc.v, std::bit_cast<__m512bh>(w.v), std::bit_cast<__m512bh>(x.v))};
 }

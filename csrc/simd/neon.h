@@ -181,10 +181,6 @@ inline void store_bf16(std::byte* p, f32x16 x) {
         store_128(p + 8 * i, vreinterpretq_u8_u16(eight));
     }
 }
-inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
-    store_bf16(reinterpret_cast<std::byte*>(words), x);
-    store_bf16(reinterpret_cast<std::byte*>(words + 8), y);
-}
 inline uint8x16_t low_bytes(i32x16 x) {  // the even bytes of the even halves
     const auto low_halves = [&](int i) {
         return vuzp1q_s16(vreinterpretq_s16_s32(x.v[i]), vreinterpretq_s16_s32(x.v[i + 1]));
@@ -290,11 +286,7 @@ inline i32x16 begin_dot4(i32x16 start) { return start; }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) { return dot8(acc, w, x); }
 inline i32x16 end_dot4(i32x16 acc, i32x16) { return acc; }
 // Not bfdot: it rounds to odd, and would give neither the oracle's bits nor AVX-512's.
-inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
-    const i32x16 high = splat(static_cast<std::int32_t>(0xffff0000u));
-    acc = fma(bits_to_f32(shift_left<16>(w)), bits_to_f32(shift_left<16>(x)), acc);
-    return fma(bits_to_f32(w & high), bits_to_f32(x & high), acc);
-}
+#include "bf16_halves.inc"
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 inline void prefetch_outer(const void* p) { __builtin_prefetch(p, 0, 2); }

@@ -179,10 +179,6 @@ inline void store_bf16(std::byte* p, f32x16 x) {
         std::memcpy(p + 2 * i, &half, sizeof half);
     }
 }
-inline void store_bf16(std::int32_t* words, f32x16 x, f32x16 y) {
-    store_bf16(reinterpret_cast<std::byte*>(words), x);
-    store_bf16(reinterpret_cast<std::byte*>(words + 8), y);
-}
 inline void store_low8(std::byte* p, i32x16 a, i32x16 b) {  // the low bytes of a's lanes, then of b's
     for (int i = 0; i < 16; ++i) p[i] = static_cast<std::byte>(a.lane[i]);
     for (int i = 0; i < 16; ++i) p[16 + i] = static_cast<std::byte>(b.lane[i]);
@@ -278,12 +274,7 @@ inline i32x16 begin_dot4(i32x16 start) { return start; }
 inline i32x16 dot4(i32x16 acc, i32x16 w, i32x16 x) { return dot8(acc, w, x); }
 inline i32x16 end_dot4(i32x16 acc, i32x16) { return acc; }
 
-// The even element first, each product fused with its sum. AVX-512 has one instruction that rounds otherwise.
-inline f32x16 dot_bf16(f32x16 acc, i32x16 w, i32x16 x) {
-    const i32x16 high = splat(i32(0xffff0000u));
-    acc = fma(bits_to_f32(shift_left<16>(w)), bits_to_f32(shift_left<16>(x)), acc);
-    return fma(bits_to_f32(w & high), bits_to_f32(x & high), acc);
-}
+#include "bf16_halves.inc"
 
 inline void prefetch(const void*) {}
 inline void prefetch_passing(const void*) {}  // what nothing reads again before the caches have forgotten it
