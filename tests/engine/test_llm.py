@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace import LLM, EngineConfig, SamplingParams
@@ -45,6 +46,56 @@ def test_token_ids_are_a_prompt_too(llm: LLM) -> None:
     (from_ids,) = llm.generate(ids, GREEDY)
     (from_text,) = llm.generate(PROMPTS[0], GREEDY)
     assert from_ids == replace(from_text, usage=from_ids.usage)
+
+
+def test_arrays_of_token_ids_are_prompts_too(llm: LLM) -> None:
+    ids = llm.loaded.tokenizer.encode(PROMPTS[0])
+    (from_ids,) = llm.generate(ids, GREEDY)
+    (from_array,) = llm.generate(np.array(ids), GREEDY)
+    assert from_array.prompt_tokens == tuple(ids)
+    assert {type(token) for token in from_array.prompt_tokens} == {int}
+    assert from_array.tokens == from_ids.tokens
+    assert [one.tokens for one in llm.generate(np.array([ids, ids]), GREEDY)] == [from_ids.tokens] * 2
+    assert "".join(llm.stream(np.array(ids), GREEDY)) == from_ids.text
+
+
+WRONG_PROMPTS: list[Any] = [
+    None,
+    5,
+    True,
+    1.5,
+    b"ab",
+    {"a": 1},
+    [None],
+    [[None]],
+    [True],
+    [[1, True]],
+    [1.5],
+    np.array(1),
+]
+
+
+@pytest.mark.parametrize("prompts", WRONG_PROMPTS, ids=repr)
+def test_prompts_that_are_neither_text_nor_token_ids_are_refused_by_name(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(RequestError, match=r"prompts? is .*; it must be text.* token ids") as refused:
+        llm.generate(prompts, GREEDY)
+    assert refused.value.code == "invalid_type"
+    with pytest.raises(RequestError, match=r"prompt is .*; it must be text or token ids"):
+        next(llm.stream(prompts, GREEDY))
+
+
+def test_token_ids_beside_prompts_are_refused(llm: LLM) -> None:
+    for prompts in ([1, "a"], [1, [2]], [1, True], [1, None]):
+        with pytest.raises(RequestError, match="prompts mixes token ids with prompts"):
+            llm.generate(prompts, GREEDY)  # type: ignore[arg-type]  # wrong on purpose
+
+
+@pytest.mark.parametrize("params", [5, "a", {"max_tokens": 1}, [None], [{}], GREEDY.__class__])
+def test_params_of_another_type_are_refused_by_name(llm: LLM, params: Any) -> None:
+    for ask in (lambda: llm.generate("a", params), lambda: next(llm.stream("a", params))):
+        with pytest.raises(RequestError, match=r"params is .*; it must be SamplingParams") as refused:
+            ask()
+        assert (refused.value.param, refused.value.code) == ("params", "invalid_type")
 
 
 def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:

@@ -10,8 +10,12 @@ import itertools
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
+from typing import TypeGuard
+
+import numpy as np
 
 from headrace.engine.answers import Asker, ending_of, fitted, text_options
 from headrace.engine.config import EngineConfig
@@ -33,7 +37,7 @@ from headrace.types import (
     Usage,
 )
 
-Prompt = str | Sequence[int]
+Prompt = str | Sequence[int]  # text or token ids; arrays of numpy are sequences here
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,8 @@ class LLM:
         """Answer all prompts, batched together; completions come in the order of the prompts.
 
         A prompt is text or token ids. `params` is one for all or one for each; None: what the model's authors
-        recommend. Raises RequestError, before anything runs, where a prompt and its max_tokens do not fit.
+        recommend. Raises RequestError, before anything runs, where an argument is something else, or a prompt and its
+        max_tokens do not fit.
         """
         each, stops = _as_prompts(prompts), _as_stops(stop)
         growing = [
@@ -158,7 +163,8 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
     ) -> Generator[str, None, None]:
         """The answer to one prompt, piece by piece. Leaving the loop early ends the work."""
-        one = self._growing(prompt, params or self._loaded.defaults, _as_stops(stop))
+        (chosen,) = self._params(params, 1)
+        one = self._growing(_as_prompt(prompt), chosen, _as_stops(stop))
         num_given = 0
         self._submit([one])
         try:
@@ -178,7 +184,7 @@ class LLM:
             raise RequestError("the model has no chat template; give one with --chat-template FILE", "messages")
         return encode_chat(self._loaded.tokenizer, chosen, messages)
 
-    def _growing(self, prompt: Prompt, params: SamplingParams, stops: StopStrings) -> _Growing:
+    def _growing(self, prompt: str | list[int], params: SamplingParams, stops: StopStrings) -> _Growing:
         tokenizer, spec = self._loaded.tokenizer, self._loaded.files.spec
         params.check_vocabulary(spec.vocab_size)
         ids = tokenizer.encode(prompt) if isinstance(prompt, str) else [tokenizer.check_id(i) for i in prompt]
@@ -189,6 +195,8 @@ class LLM:
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or self._loaded.defaults] * count
+        if not isinstance(params, Sequence) or not all(isinstance(one, SamplingParams) for one in params):
+            raise _wrong_type("params", params, "SamplingParams or a sequence of them, one for each prompt")
         if len(params) != count:
             raise RequestError(f"{count} prompts, but {len(params)} params", "params")
         return params
@@ -235,20 +243,47 @@ def _completed(one: _Growing) -> Completion:
     return one.completion(one.finished)
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt (text, or token ids) or many."""
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+    """One prompt or many."""
     if isinstance(prompts, str):
         return [prompts]
-    many = [prompt for prompt in prompts if not isinstance(prompt, int)]
-    ids = [token for token in prompts if isinstance(token, int)]
-    if many and ids:
+    if not _is_sequence(prompts):
+        raise _wrong_type("prompts", prompts, "text, token ids or a sequence of these")
+    are_ids = [_is_id(one) for one in prompts]
+    if any(are_ids) and not all(are_ids):
         raise RequestError("prompts mixes token ids with prompts; give one prompt or a list of them", "prompts")
-    return [ids] if ids else many
+    return [_as_prompt(prompts)] if any(are_ids) else [_as_prompt(one) for one in prompts]
+
+
+def _as_prompt(prompt: object) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    if not _is_sequence(prompt):
+        raise _wrong_type("prompt", prompt, "text or token ids")
+    ids = [int(one) for one in prompt if _is_id(one)]
+    if len(ids) < len(prompt):
+        raise _wrong_type("prompt", prompt, "text or token ids")
+    return ids
+
+
+def _is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    """Bytes are none: nobody means those numbers as token ids."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview)
+
+
+def _is_id(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _wrong_type(name: str, value: object, wanted: str) -> RequestError:
+    return RequestError(f"{name} is {value!r}; it must be {wanted}", name, "invalid_type")
 
 
 def _as_stops(stop: str | Sequence[str]) -> StopStrings:
     """One stop string or many."""
     many = (stop,) if isinstance(stop, str) else stop
     if not isinstance(many, Sequence) or not all(isinstance(one, str) for one in many):
-        raise RequestError(f"stop is {stop!r}; it must be a string or a sequence of strings", "stop", "invalid_type")
+        raise _wrong_type("stop", stop, "a string or a sequence of strings")
     return StopStrings(tuple(many))
