@@ -22,6 +22,15 @@ class RecordingTransport(asyncio.Transport):
         self.has_closed = True
         self.done.append(self.name + "closed")
 
+    def write_eof(self) -> None:
+        self.done.append(self.name + "ended")
+
+    def pause_reading(self) -> None:
+        self.done.append(self.name + "paused")
+
+    def resume_reading(self) -> None:
+        self.done.append(self.name + "reads on")
+
     def abort(self) -> None:
         self.has_closed = True
         self.done.append(self.name + "aborted")
@@ -90,3 +99,26 @@ async def test_nothing_is_written_to_a_connection_that_broke_meanwhile() -> None
     transport.close()
     await one_turn()
     assert done == ["closed"]
+
+
+async def test_a_close_that_lingers_ends_what_is_sent_and_reads_on_until_its_time_is_over() -> None:
+    done: list[Any] = []
+    corked = CorkedTransport(RecordingTransport(done), asyncio.get_running_loop())
+    corked.linger_s = 0.01
+    corked.write(b"refused")
+    corked.close()
+    assert corked.is_closing() and done == ["refused", "ended", "reads on"]
+    corked.write(b"late")
+    corked.pause_reading()
+    corked.close()
+    await asyncio.sleep(0.05)
+    assert done == ["refused", "ended", "reads on", "closed"]
+
+
+async def test_a_connection_that_has_broken_does_not_linger() -> None:
+    done: list[Any] = []
+    corked = CorkedTransport(RecordingTransport(done), asyncio.get_running_loop())
+    corked.linger_s = 10.0
+    corked.abort()
+    corked.close()
+    assert done == ["aborted"]

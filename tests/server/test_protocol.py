@@ -204,6 +204,29 @@ def test_a_body_that_is_too_large_gets_a_413(server: Running, monkeypatch: pytes
     assert server.completion(prompt="Hi", max_tokens=1).status_code == 200
 
 
+def test_a_client_that_sends_its_whole_body_before_it_reads_sees_the_413(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.server.wire.MAX_BODY_BYTES", 10_000)
+    size = 32 << 20  # more than the sockets' buffers hold
+    with connect(server) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % size)
+        for _ in range(size >> 20):
+            client.sendall(bytes(1 << 20))
+        assert read_all(client).startswith(b"HTTP/1.1 413")
+
+
+def test_a_client_that_goes_on_sending_behind_its_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headrace.server.wire.MAX_BODY_BYTES", 10_000)
+    monkeypatch.setattr("headrace.server.protocol.LINGER_S", 0.3)
+    with running() as server, connect(server) as client:
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % (1 << 40))
+        with pytest.raises(ConnectionError):
+            while True:
+                client.sendall(bytes(1 << 16))
+        assert server.completion(prompt="Hi", max_tokens=1).status_code == 200
+
+
 def test_a_compressed_body_is_refused(server: Running) -> None:
     headers = {"Content-Encoding": "gzip"}
     assert server.client.post("/v1/completions", content=BODY, headers=headers).status_code == 415

@@ -12,15 +12,23 @@ from typing import Any
 
 
 class CorkedTransport(asyncio.Transport):
-    """The parts of a transport that HTTP needs, over another one."""
+    """The parts of a transport that HTTP needs, over another one.
+
+    `linger_s`: how long close() reads on, and forgets what it reads. To be set while the client is sending: a system
+    that closes what has bytes to be read resets the connection, and the client loses the answer that it has not read.
+    """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
+        self.linger_s = 0.0
         self._transport = transport
         self._loop = loop
         self._held: list[bytes] = []
+        self._is_lingering = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_lingering:
+            return
         if not self._held:
             self._loop.call_soon(self._send)
         self._held.append(bytes(data))
@@ -33,7 +41,15 @@ class CorkedTransport(asyncio.Transport):
     def close(self) -> None:
         """What was written still leaves."""
         self._send()
-        self._transport.close()
+        if self.is_closing():
+            return
+        if self.linger_s == 0.0:
+            self._transport.close()
+            return
+        self._is_lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()  # closed once the client does so, or by us
+        self._loop.call_later(self.linger_s, self._transport.close)
 
     def abort(self) -> None:
         """Nothing leaves any more."""
@@ -44,10 +60,11 @@ class CorkedTransport(asyncio.Transport):
         return sum(map(len, self._held)) + self._transport.get_write_buffer_size()
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        return self._is_lingering or self._transport.is_closing()
 
     def pause_reading(self) -> None:
-        self._transport.pause_reading()
+        if not self._is_lingering:
+            self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         self._transport.resume_reading()

@@ -38,6 +38,7 @@ PROMPT_CHARS = 128  # what a prompt costs beside its text, in characters of text
 HEADER_TIMEOUT_S = 10.0  # from the connection, or from a request's first byte, to the end of its headers
 BODY_TIMEOUT_S = 60.0  # 8 MiB at 1.1 Mbit/s
 SEND_TIMEOUT_S = 30.0  # a client that reads nothing for so long is gone
+LINGER_S = 2.0  # a client that gets its answer while it sends, 413 say, may finish, and read it
 KEEP_ALIVE_S = 75  # longer than what load balancers keep, so that they and not we close an idle connection
 STALL_S = 60.0  # a step that takes longer makes the server unhealthy
 WATCH_S = 5.0  # between two looks at whether it is

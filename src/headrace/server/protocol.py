@@ -19,7 +19,14 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headrace.server.corked import CorkedTransport
-from headrace.server.limits import BODY_TIMEOUT_S, HEADER_TIMEOUT_S, MAX_CONNECTIONS, MAX_HEADER_BYTES, SEND_TIMEOUT_S
+from headrace.server.limits import (
+    BODY_TIMEOUT_S,
+    HEADER_TIMEOUT_S,
+    LINGER_S,
+    MAX_CONNECTIONS,
+    MAX_HEADER_BYTES,
+    SEND_TIMEOUT_S,
+)
 from headrace.server.openai.errors import Refusal
 
 
@@ -34,6 +41,7 @@ class Reading(enum.Enum):
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. What is over a limit is answered with an error in JSON and closed."""
 
+    transport: CorkedTransport
     _deadline: asyncio.TimerHandle | None = None
     _read_deadline: asyncio.TimerHandle | None = None  # of the client, to read a part of what waits for it
     _header_bytes = 0  # since a message began or its body grew: headers, what frames chunks, trailers
@@ -119,6 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         self._cancel_deadline()
         self._reading = Reading.BODY
+        self.transport.linger_s = LINGER_S
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -131,6 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._cancel_deadline()
         super().on_message_complete()
         self._reading, self._header_bytes = Reading.NEXT_REQUEST, 0
+        self.transport.linger_s = 0.0
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -217,4 +227,5 @@ class LimitedProtocol(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)
+        self.transport.linger_s = 0.0  # what is to come is nothing that a client means well with
         self.transport.close()
