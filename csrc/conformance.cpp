@@ -36,6 +36,7 @@ std::vector<Case> all_cases() {
     add_attention_cases(cases);
     add_sample_cases(cases);
     add_program_cases(cases);
+    add_thread_cases(cases);
     return cases;
 }
 

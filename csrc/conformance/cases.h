@@ -63,5 +63,6 @@ void add_row_cases(std::vector<Case>& cases);
 void add_attention_cases(std::vector<Case>& cases);
 void add_sample_cases(std::vector<Case>& cases);
 void add_program_cases(std::vector<Case>& cases);
+void add_thread_cases(std::vector<Case>& cases);  // the same on every instruction set
 
 }  // namespace headrace::conformance
