@@ -9,6 +9,7 @@ inline constexpr int kGemmFewRows = 8;  // rows that take one tile at a time: 8 
 // 6 rows x 4 vectors: 24 accumulators, 4 of K or V, 1 broadcast query
 inline constexpr int kAttendRows = 6;
 inline constexpr int kAttendVectors = 4;
+inline constexpr int kSoftenRows = 2;
 
 struct f32x16 {
     __m512 v;

@@ -9,6 +9,7 @@ inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
 // 4 rows x 1 vector: 16 accumulators, 8 of one K or V in f32, 1 broadcast
 inline constexpr int kAttendRows = 4;
 inline constexpr int kAttendVectors = 1;
+inline constexpr int kSoftenRows = 2;
 
 struct f32x16 {
     float32x4_t v[4];

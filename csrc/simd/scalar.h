@@ -11,6 +11,7 @@ inline constexpr int kGemmTiles = 1;
 inline constexpr int kGemmFewRows = 4;    // rows up to which gemm takes one tile at a time
 inline constexpr int kAttendRows = 4;     // register tile of attention: rows that share a load of K or V
 inline constexpr int kAttendVectors = 4;  // and vectors of scores, or of the output
+inline constexpr int kSoftenRows = 2;     // rows whose weights are computed in step: what registers hold
 
 struct f32x16 {
     float lane[16];
