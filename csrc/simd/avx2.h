@@ -9,7 +9,7 @@ inline constexpr int kGemmFewRows = 4;  // rows that take one tile at a time
 // 4 rows x 1 vector: 8 accumulators, 4 of one K or V in f32
 inline constexpr int kAttendRows = 4;
 inline constexpr int kAttendVectors = 1;
-inline constexpr int kSoftenRows = 1;
+inline constexpr int kSoftenRows = 1;  // its four vectors, and what exp makes of them, fill the registers
 
 struct f32x16 {
     __m256 lo, hi;

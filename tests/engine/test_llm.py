@@ -77,10 +77,10 @@ WRONG_PROMPTS: list[Any] = [
 
 @pytest.mark.parametrize("prompts", WRONG_PROMPTS, ids=repr)
 def test_prompts_that_are_neither_text_nor_token_ids_are_refused_by_name(llm: LLM, prompts: Any) -> None:
-    with pytest.raises(RequestError, match=r"prompts? is .*; it must be text.* token ids") as refused:
+    with pytest.raises(RequestError, match=r"prompt\S* is .*; it must be .*text.* token ids") as refused:
         llm.generate(prompts, GREEDY)
     assert refused.value.code == "invalid_type"
-    with pytest.raises(RequestError, match=r"prompt is .*; it must be text or token ids"):
+    with pytest.raises(RequestError, match=r"prompt\S* is .*; it must be .*text or token ids"):
         next(llm.stream(prompts, GREEDY))
 
 
@@ -96,6 +96,15 @@ def test_params_of_another_type_are_refused_by_name(llm: LLM, params: Any) -> No
         with pytest.raises(RequestError, match=r"params is .*; it must be SamplingParams") as refused:
             ask()
         assert (refused.value.param, refused.value.code) == ("params", "invalid_type")
+    with pytest.raises(RequestError, match=r"params is .*; it must be SamplingParams$"):
+        next(llm.stream("a", [GREEDY]))  # type: ignore[arg-type]  # one prompt has one
+
+
+def test_an_error_about_a_long_prompt_names_the_token_and_does_not_repeat_the_prompt(llm: LLM) -> None:
+    wrong: Any = [*range(100_000), None]
+    with pytest.raises(RequestError, match=r"^prompt\[100000\] is None; it must be an integer") as refused:
+        next(llm.stream(wrong, GREEDY))
+    assert len(str(refused.value)) < 200
 
 
 def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:

@@ -7,15 +7,17 @@ the ones that serve.
 from __future__ import annotations
 
 import itertools
+import reprlib
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.engine.answers import Asker, ending_of, fitted, text_options
 from headrace.engine.config import EngineConfig
@@ -37,7 +39,7 @@ from headrace.types import (
     Usage,
 )
 
-Prompt = str | Sequence[int]  # text or token ids; arrays of numpy are sequences here
+Prompt = str | Sequence[int] | npt.NDArray[np.integer[Any]]  # text or token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +165,9 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, *, stop: str | Sequence[str] = ()
     ) -> Generator[str, None, None]:
         """The answer to one prompt, piece by piece. Leaving the loop early ends the work."""
-        (chosen,) = self._params(params, 1)
-        one = self._growing(_as_prompt(prompt), chosen, _as_stops(stop))
+        if params is not None and not isinstance(params, SamplingParams):
+            raise _wrong_type("params", params, "SamplingParams")
+        one = self._growing(_as_prompt(prompt), params or self._loaded.defaults, _as_stops(stop))
         num_given = 0
         self._submit([one])
         try:
@@ -260,9 +263,11 @@ def _as_prompt(prompt: object) -> str | list[int]:
         return prompt
     if not _is_sequence(prompt):
         raise _wrong_type("prompt", prompt, "text or token ids")
-    ids = [int(one) for one in prompt if _is_id(one)]
-    if len(ids) < len(prompt):
-        raise _wrong_type("prompt", prompt, "text or token ids")
+    ids = []
+    for i, one in enumerate(prompt):
+        if not _is_id(one):
+            raise _wrong_type(f"prompt[{i}]", one, "an integer, as prompt is to be text or token ids")
+        ids.append(int(one))
     return ids
 
 
@@ -278,7 +283,7 @@ def _is_id(value: object) -> TypeGuard[int]:
 
 
 def _wrong_type(name: str, value: object, wanted: str) -> RequestError:
-    return RequestError(f"{name} is {value!r}; it must be {wanted}", name, "invalid_type")
+    return RequestError(f"{name} is {reprlib.repr(value)}; it must be {wanted}", name, "invalid_type")
 
 
 def _as_stops(stop: str | Sequence[str]) -> StopStrings:

@@ -14,8 +14,9 @@ from typing import Any
 class CorkedTransport(asyncio.Transport):
     """The parts of a transport that HTTP needs, over another one.
 
-    `linger_s`: how long close() reads on, and forgets what it reads. To be set while the client is sending: a system
-    that closes what has bytes to be read resets the connection, and the client loses the answer that it has not read.
+    `linger_s`: how long close() lets the client finish what it sends, which the protocol, seeing is_closing(), drops.
+    To be set while a message comes: a system that closes what has bytes to be read resets the connection, and the
+    client loses the answer that it has not read.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:

@@ -227,5 +227,5 @@ class LimitedProtocol(HttpToolsProtocol):
                 f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
             )
             self.transport.write(head.encode("ascii") + body)
-        self.transport.linger_s = 0.0  # what is to come is nothing that a client means well with
+        self.transport.linger_s = 0.0  # neither one connection too many nor a flood is waited for
         self.transport.close()
