@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from bench.checked_flags import existing_file, positive
 from bench.client import LoadError
 from bench.engines import DEFAULT_FORMAT, DEFAULT_SHAPE, Engine, PeersError, read_engines
 from bench.goals import GOALS, START, Goal, Offline, loads_of, offline_runs_of
-from bench.machine import alone, read_bandwidth, resident_bytes
+from bench.machine import Minute, alone, look_at, resident_bytes
 from bench.offline_command import run_offline
 from bench.running import prepared, running
 from bench.tables import goals_table, limits_table, load_table, summary
@@ -36,6 +37,7 @@ QUICK_LOADS = frozenset({"conc1", "single512", "conc16", "shared_cold", "shared_
 QUICK_OFFLINE_TOKENS = 512  # quick passes leave out what computes more
 SLOW_TO_START = frozenset({"vLLM"})  # a minute: not in quick passes
 OFFLINE_REPEATS = 1  # the passes repeat it
+NOT_LOOKED = Minute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class Session:
 def measure(engine: Engine, number: int, session: Session) -> Iterator[Record]:
     """All that one pass asks of one engine, each record as soon as there is one."""
 
-    def record(load: str, figures: Mapping[str, float], bandwidth: float = 0.0, error: str = "") -> Record:
-        return Record(number, engine, load, dict(figures), bandwidth, error)
+    def record(load: str, figures: Mapping[str, float], now: Minute = NOT_LOOKED, error: str = "") -> Record:
+        return Record(number, engine, load, dict(figures), now.read_bandwidth, now.line_seconds, error)
 
     for _, group in groupby(session.loads(engine), lambda name: LOADS[name].key if engine.restarts else None):
         names = list(group)
@@ -71,9 +73,9 @@ def measure(engine: Engine, number: int, session: Session) -> Iterator[Record]:
             with session.log.open("ab") as log, running(engine, session.threads, LOADS[names[0]], log) as process:
                 for name in names:
                     with alone(session.lock):
-                        bandwidth = read_bandwidth(session.threads)
+                        now = look_at(session.threads)
                         figures = process.ask(name, LOADS[name], seed=number)
-                    yield record(name, asdict(figures), bandwidth)
+                    yield record(name, asdict(figures), now)
                     if name == names[0] and LOADS[name].clients == 1:
                         memory = resident_bytes(process.process.pid)
                         yield record(START, {"start_s": process.start_s, "resident_bytes": memory})
@@ -82,9 +84,9 @@ def measure(engine: Engine, number: int, session: Session) -> Iterator[Record]:
     for run in session.offline_runs(engine):
         try:
             with alone(session.lock):
-                bandwidth = read_bandwidth(session.threads)
+                now = look_at(session.threads)
                 figures_offline = run_offline(engine, run, session.threads, OFFLINE_REPEATS)
-            yield record(run.name, figures_offline, bandwidth)
+            yield record(run.name, figures_offline, now)
         except LoadError as error:
             yield record(run.name, {}, error=str(error))
 
@@ -105,13 +107,18 @@ def run_passes(engines: Sequence[Engine], num_passes: int, session: Session, fil
     return records
 
 
+def spread(values: Sequence[float]) -> str:
+    return f"median {statistics.median(values):.1f}, from {min(values):.1f} to {max(values):.1f} over the run"
+
+
 def print_tables(records: Sequence[Record], goals: Sequence[Goal]) -> None:
-    bandwidths = sorted(record.read_bandwidth for record in records if record.read_bandwidth)
+    bandwidths = [record.read_bandwidth / 1e9 for record in records if record.read_bandwidth]
     if bandwidths:
-        low, middle, high = bandwidths[0], bandwidths[len(bandwidths) // 2], bandwidths[-1]
-        print(
-            f"Read bandwidth: median {middle / 1e9:.1f} GB/s, from {low / 1e9:.1f} to {high / 1e9:.1f} over the run.\n"
-        )
+        print(f"Read bandwidth, GB/s: {spread(bandwidths)}.")
+    lines = [record.line_seconds * 1e9 for record in records if record.line_seconds]
+    if lines:
+        print(f"A cache line's way from one core to another, ns: {spread(lines)}.")
+    print()
     print(f"## What to reach\n\n{goals_table(records, goals)}\n\n{limits_table(records)}")
     for load in (START, *LOADS):
         if any(record.load == load for record in records):

@@ -1,4 +1,5 @@
-"""What the machine gives in this minute: its read bandwidth, and what a process takes of its memory."""
+"""What the machine gives in this minute: its read bandwidth, how near its cores are to each other, and what a process
+takes of its memory."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import os
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace import _core
@@ -16,13 +18,22 @@ from headrace import _core
 PROC = Path("/proc")
 PIECE_BYTES = 1 << 24
 ROOF_BYTES, ROOF_PASSES = 1 << 29, 5  # far above any last cache; a quarter of a second here
+LINE_PASSES = 9  # a few ms
 
 
-def read_bandwidth(num_threads: int) -> float:
-    """Bytes per second that `num_threads` read from memory just now: the roof of decoding."""
+@dataclass(frozen=True, slots=True)
+class Minute:
+    """What as many threads as an engine gets find just before it is asked."""
+
+    read_bandwidth: float = 0.0  # bytes per second from memory: the roof of decoding
+    line_seconds: float = 0.0  # a cache line's way from one core to another: much longer where they share no cache
+
+
+def look_at(num_threads: int) -> Minute:
     pool = _core.ThreadPool(num_threads)
     try:
-        return statistics.median(_core.read_bandwidth(pool, ROOF_BYTES, ROOF_PASSES))
+        bandwidth = statistics.median(_core.read_bandwidth(pool, ROOF_BYTES, ROOF_PASSES))
+        return Minute(bandwidth, statistics.median(_core.line_transfer(pool, LINE_PASSES) or [0.0]))
     finally:
         pool.close()
 

@@ -22,7 +22,8 @@ class Record:
     engine: Engine
     load: str
     figures: Mapping[str, float] = field(default_factory=dict)
-    read_bandwidth: float = 0.0  # bytes per second, measured just before
+    read_bandwidth: float = 0.0  # bytes per second, measured just before; so is the next
+    line_seconds: float = 0.0  # a cache line's way from one core to another
     error: str = ""
 
 

@@ -26,6 +26,41 @@ std::uint64_t read_lines(const std::byte* begin, const std::byte* end) {
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
 
+constexpr int kTransfers = 2000;  // of a pass: 50 to 500 us
+constexpr std::chrono::milliseconds kPatience{20};
+
+// Two threads hand one line to and fro. Each needs a core of its own: where they share one, neither waits long.
+class Rally {
+public:
+    // Seconds that it took, of side 1; 0 if it did not come to its end.
+    double play(int side) {
+        num_there_.fetch_add(1);
+        if (!wait_until([&] { return num_there_.load() == 2; })) return 0.0;  // one thread may take both sides in turn
+        const auto began = Clock::now();
+        for (int i = side; i < kTransfers; i += 2) {
+            if (!wait_until([&] { return next_.load(std::memory_order_acquire) == i; })) return 0.0;
+            next_.store(i + 1, std::memory_order_release);
+        }
+        return side == 1 ? std::chrono::duration<double>(Clock::now() - began).count() : 0.0;
+    }
+
+private:
+    using Clock = std::chrono::steady_clock;
+    static constexpr int kSpins = 1000;  // between looks at the clock
+
+    template <class Condition>
+    bool wait_until(const Condition& is_met) {
+        for (int spins = 1; !is_met(); ++spins) {
+            if (spins % kSpins == 0 && Clock::now() > end_) return false;
+        }
+        return true;
+    }
+
+    const Clock::time_point end_ = Clock::now() + kPatience;
+    alignas(kLine) std::atomic<int> next_{0};
+    alignas(kLine) std::atomic<int> num_there_{0};
+};
+
 }  // namespace
 
 std::vector<double> read_bandwidth(ThreadPool& pool, std::size_t bytes, int num_passes) {
@@ -45,6 +80,21 @@ std::vector<double> read_bandwidth(ThreadPool& pool, std::size_t bytes, int num_
         speeds.push_back(double(memory.size()) / taken.count());
     }
     return speeds;
+}
+
+std::vector<double> line_transfer(ThreadPool& pool, int num_passes) {
+    std::vector<double> seconds;
+    if (pool.num_threads() < 2) return seconds;
+    for (int pass = 0; pass < num_passes; ++pass) {
+        Rally rally;
+        std::atomic<double> taken{0.0};
+        parallel_for(pool, 2, [&](int side, int) {
+            const double its = rally.play(side);
+            if (its > 0.0) taken.store(its);
+        });
+        if (taken.load() > 0.0) seconds.push_back(taken.load() / kTransfers);
+    }
+    return seconds;
 }
 
 }  // namespace headrace

@@ -274,6 +274,13 @@ std::vector<double> measure_read_bandwidth(ThreadPool& pool, std::int64_t num_by
     return read_bandwidth(pool, std::size_t(num_bytes), num_passes);
 }
 
+std::vector<double> measure_line_transfer(ThreadPool& pool, int num_passes) {
+    check_count("num_passes", num_passes, 1, 1 << 16);
+    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    nb::gil_scoped_release release;
+    return line_transfer(pool, num_passes);
+}
+
 nb::object profile(const BoundProgram& program) {
     const std::optional<Profile> it = program.profile();
     if (!it) return nb::none();
@@ -378,6 +385,7 @@ NB_MODULE(_core, module) {
     module.attr("MAX_TOP") = kMaxTop;
     module.def("available_isas", &available_isas);
     module.def("read_bandwidth", &measure_read_bandwidth, "pool"_a, "num_bytes"_a, "num_passes"_a);
+    module.def("line_transfer", &measure_line_transfer, "pool"_a, "num_passes"_a);
     bind_memory(module);
     bind_program(module);
     bind_kernels(module);

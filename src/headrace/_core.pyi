@@ -44,6 +44,9 @@ class ThreadPool:
     def take_core_back(self) -> None: ...
     def close(self) -> None: ...
 
+def line_transfer(pool: ThreadPool, num_passes: int) -> list[float]:
+    """Seconds that a cache line takes from one of two threads to the other, of each pass that both took part in."""
+
 def read_bandwidth(pool: ThreadPool, num_bytes: int, num_passes: int) -> list[float]:
     """Bytes per second that the pool's threads read, of each pass over memory of its own."""
 

@@ -342,3 +342,17 @@ def test_reading_memory_takes_time_and_only_counts_that_make_sense_are_allowed(t
     for num_bytes, num_passes in ((0, 1), (-1, 1), (1, 0), (1 << 50, 1)):
         with pytest.raises(ValueError, match="it must be 1 to"):
             _core.read_bandwidth(two_threads, num_bytes, num_passes)
+
+
+def test_a_line_takes_time_from_core_to_core_and_one_thread_has_nobody_to_hand_it_to(
+    two_threads: _core.ThreadPool,
+) -> None:
+    seconds = _core.line_transfer(two_threads, 50)  # a pass may find one of the threads off its core
+    assert 1 <= len(seconds) <= 50 and all(1e-9 < it < 1e-4 for it in seconds)
+    alone = _core.ThreadPool(1)
+    assert _core.line_transfer(alone, 5) == []
+    with pytest.raises(ValueError, match="it must be 1 to"):
+        _core.line_transfer(two_threads, 0)
+    alone.close()
+    with pytest.raises(ValueError, match="closed"):
+        _core.line_transfer(alone, 1)
