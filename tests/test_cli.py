@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,23 @@ def test_pack_prints_the_file_that_later_starts_map(
     caplog.clear()
     run("generate", "--cache-dir", str(tmp_path), "--model", str(tiny_gguf), "--max-tokens", "2", "the man")
     assert caplog.text == ""
+
+
+def test_pack_names_what_it_left_behind_when_the_model_changed(
+    tiny_gguf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, other = tmp_path / "a[1].gguf", tmp_path / "a[1]-b.gguf"
+    for file in (model, other):
+        shutil.copy(tiny_gguf, file)
+        run("pack", "--cache-dir", str(tmp_path), str(file))
+    first = Path(capsys.readouterr().out.splitlines()[0])
+    run("pack", "--cache-dir", str(tmp_path), str(model))
+    assert "Beside it" not in capsys.readouterr().err
+    os.utime(model, (0, 0))
+    run("pack", "--cache-dir", str(tmp_path), str(model))
+    told = capsys.readouterr()
+    assert told.out != f"{first}\n"
+    assert re.findall(r"Beside it lies (\S+) \(0 MB\)", told.err) == [str(first)]
 
 
 def test_ctrl_c_cuts_an_answer_and_not_the_conversation(capsys: pytest.CaptureFixture[str]) -> None:
