@@ -63,6 +63,10 @@ std::vector<std::string> available_isas() {
     return names;
 }
 
+void check_usable(const ThreadPool& pool) {
+    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+}
+
 std::shared_ptr<ThreadPool> make_pool(int num_threads) {
     check_count("num_threads", num_threads, 1, ThreadPool::kMaxThreads);
     return std::make_shared<ThreadPool>(num_threads);
@@ -87,7 +91,7 @@ void pack(Weight& weight, ThreadPool& pool, nb::handle data) {
         raise_if("the weight takes " + std::to_string(expected) + " bytes, not " + std::to_string(source.size()));
     }
     if (weight.is_packed()) raise_if("the weight is packed already");
-    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    check_usable(pool);
     nb::gil_scoped_release release;
     weight.pack(pool, reinterpret_cast<const std::byte*>(source.data()));
 }
@@ -133,7 +137,7 @@ void place_packed(const WeightRefs& weights, nb::handle data) {
 std::vector<int> tile_threads(ThreadPool& pool, int count, int tile_us) {
     check_count("count", count, 1, ThreadPool::kMaxTiles);
     check_count("tile_us", tile_us, 0, 1000);
-    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    check_usable(pool);
     std::vector<int> threads(count);
     nb::gil_scoped_release release;
     parallel_for(pool, count, [&](int tile, int thread) {
@@ -147,7 +151,7 @@ std::vector<int> tile_threads(ThreadPool& pool, int count, int tile_us) {
 
 std::uint64_t digest_of(ThreadPool& pool, nb::handle data) {
     const auto bytes = view<std::uint8_t>(data, "data");
-    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    check_usable(pool);
     nb::gil_scoped_release release;
     return digest(pool, reinterpret_cast<const std::byte*>(bytes.data()), bytes.size());
 }
@@ -269,14 +273,14 @@ nb::tuple run(BoundProgram& program, const BatchArrays& arrays, const nb::tuple&
 std::vector<double> measure_read_bandwidth(ThreadPool& pool, std::int64_t num_bytes, int num_passes) {
     check_count("num_bytes", num_bytes, 1, std::int64_t(1) << 40);
     check_count("num_passes", num_passes, 1, 1 << 16);
-    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    check_usable(pool);
     nb::gil_scoped_release release;
     return read_bandwidth(pool, std::size_t(num_bytes), num_passes);
 }
 
 std::vector<double> measure_line_transfer(ThreadPool& pool, int num_passes) {
     check_count("num_passes", num_passes, 1, 1 << 16);
-    if (!pool.is_usable()) raise_if("the thread pool is closed, or of another process");
+    check_usable(pool);
     nb::gil_scoped_release release;
     return line_transfer(pool, num_passes);
 }

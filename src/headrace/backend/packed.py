@@ -120,7 +120,7 @@ class PackedFolder:
         few pages of each matrix. ModelError if it cannot be, and a file is to be written.
         """
         name = os.fsencode(self.name)[:MAX_NAME_BYTES].decode(errors="ignore")
-        if not self.is_kept and not any(self.path.glob(f"{glob.escape(name)}-*{SUFFIX}")):
+        if not self.is_kept and not files_of(self.path, name):
             return None
         try:
             files = [file.stat() for file in self._weight_files()]
@@ -141,6 +141,17 @@ class PackedFolder:
 
     def _weight_files(self) -> list[Path]:
         return [self.source] if self.source.is_file() else sorted(self.source.glob("*.safetensors"))
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The packed files of the model `name`, whatever state of it, instruction set or form they were made for."""
+    found = folder.glob(f"{glob.escape(name)}-*{SUFFIX}")
+    return sorted(file for file in found if file.name.rpartition("-")[0] == name)
+
+
+def files_beside(packed: Path) -> list[Path]:
+    """The other files of the same model's name: other starts may map them, so nobody removes them unasked."""
+    return [file for file in files_of(packed.parent, packed.name.rpartition("-")[0]) if file != packed]
 
 
 @contextlib.contextmanager

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import sys
 import time
-from pathlib import Path
 
 from headrace.cli.flags import THREADS_HELP, cache_flag, isa_flag
 from headrace.engine.config import EngineConfig
@@ -42,17 +40,10 @@ def run_pack(options: argparse.Namespace) -> int:
     with contextlib.closing(load(hub.pull(options.name, options.cache_dir), config)) as loaded:
         print(loaded.packed)
         print(f"{loaded.ledger.weights / 1e6:,.0f} MB in {time.perf_counter() - began:.1f} s", file=sys.stderr)
-        for other in [] if loaded.packed is None else others(loaded.packed):
+        for other in loaded.packed_beside():
             print(
                 f"Beside it lies {other} ({other.stat().st_size / 1e6:,.0f} MB): of a model of that name before it "
                 "changed, of another instruction set or form, or of another version. Delete it if none is in use.",
                 file=sys.stderr,
             )
     return 0
-
-
-def others(packed: Path) -> list[Path]:
-    """Files of the same model's name that other starts may map; nobody removes them unasked."""
-    name = packed.name.rpartition("-")[0]
-    found = packed.parent.glob(f"{glob.escape(name)}-*{packed.suffix}")
-    return sorted(file for file in found if file != packed and file.name.rpartition("-")[0] == name)

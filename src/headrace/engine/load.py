@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from headrace.backend.packed import files_beside
 from headrace.engine.config import MAX_LEN, EngineConfig, OrderKind
 from headrace.engine.device import DEVICES
 from headrace.engine.engine import Engine, monotonic_us
@@ -59,6 +60,10 @@ class Loaded:
     packed: Path | None  # the file that the weights are mapped from, or were written to
     stages: tuple[tuple[str, float], ...]
     close: Callable[[], None]  # end background work and threads of the backend
+
+    def packed_beside(self) -> list[Path]:
+        """Files of packed weights of this model's name that are not what it would map now."""
+        return [] if self.packed is None else files_beside(self.packed)
 
     @property
     def defaults(self) -> SamplingParams:
